@@ -70,7 +70,7 @@ class Engine:
             already = len(sys.modules)
             yield
         # Modules that a circular import loaded meanwhile may hold the originals.
-        self._module_loaded(module, list(sys.modules.values())[already:])
+        self._module_loaded(module, list(sys.modules.values())[already:], fresh=True)
 
     def apply_to_loaded(self) -> None:
         """Patch modules that were imported before the engine started, and say so."""
@@ -115,8 +115,9 @@ class Engine:
     def unapply(self) -> list[str]:
         """Take everything back, last first; returns names that other code has overwritten meanwhile."""
         foreign: list[str] = []
+        modules = self._prefixed_modules()
         for target in reversed(self._order):
-            foreign += target.take_back()
+            foreign += target.take_back(modules)
         for journal in reversed(list(self._hooks.values())):
             foreign += journal.undo()
         self.process_journal.undo()
@@ -130,30 +131,32 @@ class Engine:
         """Take one patch back for good: an entry hook that has done its work leaves no trace in the training loop."""
         patch = next(patch for patch in self.patches if patch.id == patch_id)
         target = self._targets[patch.target]
-        target.take_back()
+        target.take_back(self._prefixed_modules())
         self._order = [other for other in self._order if other is not target]
         del self._targets[patch.target]
         self.records[patch_id].detail = "has run, and was taken back"
 
     # -- one module -------------------------------------------------------------------------------------------------
 
-    def _module_loaded(self, module: ModuleType, neighbours: list[ModuleType], late: bool = False) -> None:
+    def _module_loaded(
+        self, module: ModuleType, neighbours: list[ModuleType], late: bool = False, fresh: bool = False
+    ) -> None:
         inside = [m for m in neighbours if getattr(m, "__name__", "").startswith(self.profile.prefixes)]
         for target in [t for t in self._targets.values() if t.patches[0].module == module.__name__]:
-            self._build(target, module, late)
+            self._build(target, module, late, fresh)
             target.rebind_aliases(inside)
         for patch in self._of_module(module.__name__, "hook"):
             self._run_hook(patch, module, late)
 
-    def _build(self, target: Target, module: ModuleType, late: bool) -> None:
+    def _build(self, target: Target, module: ModuleType, late: bool, fresh: bool) -> None:
         active = [patch for patch in target.patches if self._skip_reason(patch) is None]
         owner = target.owner(module)
-        if owner is not MISSING and target.is_current(owner):
+        if fresh:
+            target.take_back([])  # after a reload the module holds its own definitions again
+        elif target.value is not MISSING:
             if tuple(active) == target.stack:
                 return
-            self._refuse_foreign(target, target.take_back())
-        elif target.value is not MISSING:
-            target.take_back()  # reloaded: the module holds its own definitions again
+            self._refuse_foreign(target, target.take_back(self._prefixed_modules()))
         target.original = MISSING if owner is MISSING else target.read_original(owner)
         if target.original is MISSING and any(patch.kind != "add" for patch in active):
             active = [patch for patch in active if not self._report_missing(patch)]
@@ -162,7 +165,7 @@ class Engine:
         try:
             self._apply_stack(target, owner, active, late)
         except Exception as error:
-            target.take_back()
+            target.take_back(self._prefixed_modules())
             raise self._failure(active, error) from error
 
     def _apply_stack(self, target: Target, owner: Any, active: list[Patch], late: bool) -> None:

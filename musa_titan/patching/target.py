@@ -41,10 +41,6 @@ class Target:
             return inspect.getattr_static(owner, self.name, MISSING)
         return raw_attribute(owner, self.name)
 
-    def is_current(self, owner: Any) -> bool:
-        """Whether what was stored is still there (a reload brings the original back)."""
-        return self.value is not MISSING and raw_attribute(owner, self.name) is self.value
-
     def commit(self, owner: Any, value: Any, stack: list[Patch]) -> None:
         self.stack = tuple(stack)
         self.journal.set(owner, self.name, value)
@@ -52,24 +48,34 @@ class Target:
 
     def rebind_aliases(self, modules: list[ModuleType]) -> int:
         """Store the new value wherever one of `modules` holds the original, under any name; return how many did."""
-        if not isinstance(self.original, FunctionType | type) or self.value is MISSING:
+        if self.value is MISSING:
             return 0
-        aliases = [
-            (module, name)
-            for module in modules
-            for name, value in object.__getattribute__(module, "__dict__").items()
-            if value is self.original
-        ]
+        aliases = _holders(self.original, modules)
         for module, name in aliases:
             self.journal.set(module, name, self.value)
         return len(aliases)
 
-    def take_back(self) -> list[str]:
-        """Undo everything; returns names that other code has overwritten since."""
+    def take_back(self, modules: list[ModuleType]) -> list[str]:
+        """Undo everything, also in `modules` that imported the new value by name; returns names overwritten since."""
         foreign = self.journal.undo()
+        if self.value is not MISSING and self.original is not MISSING:
+            for module, name in _holders(self.value, modules):
+                vars(module)[name] = self.original
         self.value = self.original = MISSING
         self.stack = ()
         return foreign
+
+
+def _holders(value: Any, modules: list[ModuleType]) -> list[tuple[ModuleType, str]]:
+    """Where `modules` bind `value`, under any name. Only functions and classes: a constant's identity means nothing."""
+    if not isinstance(value, FunctionType | type):
+        return []
+    return [
+        (module, name)
+        for module in modules
+        for name, held in object.__getattribute__(module, "__dict__").items()
+        if held is value
+    ]
 
 
 def stacking_order(patches: list[Patch]) -> list[Patch]:
