@@ -7,11 +7,11 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from musa_titan.features import Settings, add_arguments, settings_from_arguments, validate
 from musa_titan.patching import boot
 from musa_titan.patching.digest import compare_ranks
 from musa_titan.patching.engine import Engine
 from musa_titan.patching.spec import Context, MusaTitanError
+from musa_titan.settings import Settings, add_arguments, settings_from_arguments, validate
 
 
 def add_our_arguments(current: Callable[..., Any], context: Context) -> Callable[..., Any]:

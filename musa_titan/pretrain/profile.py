@@ -7,9 +7,9 @@ import os
 from musa_titan.pretrain.tables import TABLES
 
 from musa_titan.accelerator.select import select_accelerator
-from musa_titan.features import Settings, settings_from_environment
 from musa_titan.patching.profile import Profile
 from musa_titan.pretrain.upstream import megatron_version
+from musa_titan.settings import Settings, settings_from_environment
 
 
 def _read_settings() -> Settings:
