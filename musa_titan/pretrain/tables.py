@@ -1,0 +1,10 @@
+"""The patch tables of pretraining, in the order in which a report lists them."""
+
+TABLES: tuple[str, ...] = (
+    "musa_titan.pretrain.entry",
+    "musa_titan.pretrain.wheel",
+    "musa_titan.pretrain.local_layers",
+    "musa_titan.pretrain.optimizer",
+    "musa_titan.pretrain.recompute",
+    "musa_titan.pretrain.host",
+)
