@@ -7,7 +7,7 @@ write checkpoints would escape it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -128,11 +128,10 @@ def _find_builtin(original: Callable[..., Any], wrapped: dict[Any, Any]) -> Call
 def _factories() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     """Every function that makes a tensor on a device: its module, its name, itself."""
     modules: tuple[tuple[Any, str], ...] = ((torch, ""), (torch.fft, "fft_"), (torch.nested, ""))
-    constructors: Iterable[Any] = _device_constructors()
-    for function in constructors:
+    for function in _device_constructors():
         for owner, prefix in modules:
             name = function.__name__.removeprefix(prefix)
-            if getattr(owner, name, None) is function:
+            if name in vars(owner) and vars(owner)[name] is function:
                 yield owner, name, function
     for name in _LIKE:
         yield torch, name, getattr(torch, name)
