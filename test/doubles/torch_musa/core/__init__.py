@@ -1,0 +1,1 @@
+"""Submodules under the names torch_musa gives them."""
