@@ -43,6 +43,16 @@ class RuntimeOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ZeroBubbleOptions:
+    """Weight gradients in the pipeline's bubbles (ZB-H1)."""
+
+    enabled: bool = option(False, "Compute weight gradients apart from input gradients, where a stage would idle.")
+    max_pending: int | None = option(
+        None, "Keep weight gradients of at most this many microbatches back: less memory, more bubble."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Feature:
     """A row of the table."""
 
@@ -59,7 +69,10 @@ class Feature:
     page: str = ""
     """File under ``docs/features``."""
     validate: str = ""
-    """``package.module:function``; ``function(settings, megatron_args)`` raises MusaTitanError. Called when it is on."""
+    """``package.module:function``; ``function(settings, megatron_args)`` raises MusaTitanError. Called when on."""
+    missing: str = ""
+    """``package.module:function``; ``function()`` returns None, or what this machine lacks for the feature, without
+    importing torch. What ``musa-titan doctor`` shows."""
 
     def flag(self, name: str) -> str:
         """``--musa-<prefix>-<option>``; the switch is ``--musa-<prefix>`` alone."""
@@ -78,7 +91,17 @@ class Feature:
         return prefix if name == self.switch else f"{prefix}_{name}" if prefix else name
 
 
-FEATURES: tuple[Feature, ...] = (Feature(name="runtime", title="Adapter behaviour", options=RuntimeOptions, prefix=""),)
+FEATURES: tuple[Feature, ...] = (
+    Feature(name="runtime", title="Adapter behaviour", options=RuntimeOptions, prefix=""),
+    Feature(
+        name="zero_bubble",
+        title="Zero bubble",
+        options=ZeroBubbleOptions,
+        switch="enabled",
+        page="zero-bubble.md",
+        validate="musa_titan.pretrain.zero_bubble_rules:validate",
+    ),
+)
 
 
 def all_options() -> Iterator[tuple[Feature, dataclasses.Field[Any], type]]:

@@ -1,7 +1,11 @@
 """Fingerprints of upstream definitions, read from source text.
 
 Text and not bytecode: the same function serves the running process and ``doctor --upstream``, which imports nothing,
-and the result does not depend on the Python version. Comments and blank lines do not count.
+and the result does not depend on the Python version. Text and not ``ast``: parsing every patched file would cost many
+times what a whole start-up may. A test compares what is found here with ``ast`` on all of Megatron.
+
+A name may be bound several times in one scope (``try: import f / except ImportError: def f``, overloads, a property
+and its setter). All of those statements together are its definition.
 """
 
 from __future__ import annotations
@@ -9,116 +13,277 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
+import textwrap
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+_STRING = (
+    r'"""[^"\\]*(?:(?:\\.|"(?!""))[^"\\]*)*"""'
+    r"|'''[^'\\]*(?:(?:\\.|'(?!''))[^'\\]*)*'''"
+    r'|"[^"\\\n]*(?:\\.[^"\\\n]*)*"'
+    r"|'[^'\\\n]*(?:\\.[^'\\\n]*)*'"
+)
+_STRING_OR_COMMENT = re.compile(rf"{_STRING}|#[^\n]*", re.DOTALL)
+_STRING_OR_BRACKET = re.compile(rf"{_STRING}|[(){{}}\[\]:]", re.DOTALL)
+_CODE_BEFORE_STRING = re.compile(rf"(?:[^\"'#]|{_STRING})*", re.DOTALL)
+_DOCSTRING = re.compile(rf":\n\s*[rRuU]?(?:{_STRING})(?=\n|$)", re.DOTALL)
+_HEADER = re.compile(r"\n( *)(?:async +def|def|class) +\w")
+_BINDING = re.compile(
+    r"\n( *)(?:(?:async +def|def|class) +(\w+)|(\w+) *(?::[^=\n]+)?=(?!=)|(?:from +[\w.]+ +)?import\b[^\n(]*)"
+)
+_NAMES_ONLY = re.compile(r"\n\s+\w[\w ,]*[)#\n]")
+_IMPORT_LIST = re.compile(r"\n( *)(?:from +[\w.]+ +)?import *\([^()]*")
+_FIRST_HEADER = re.compile(r"^( *)(?:(?:async +)?(def)|class) ", re.MULTILINE)
+_NOT_THE_FUNCTION = re.compile(r"^\s*@(?:[\w.]*\boverload|\w+\.(?:setter|deleter))\b", re.MULTILINE)
+_BETWEEN_STATEMENTS = "\n\n"
 
 
 @dataclass(frozen=True)
 class Definition:
-    """Where and what a name is in a module's source.
+    """What a name is in a module's source: the statements that bind it, without comments, docstrings, blank lines."""
 
-    `body`: 12 hex digits of the SHA-256 of the definition's text. `signature`: for a function its parameter list as
-    ``ast.unparse`` prints it, else the kind of binding (``class``, ``assignment``, ``import``).
-    """
+    text: str
 
-    body: str
-    signature: str
+    @cached_property
+    def body(self) -> str:
+        """12 hex digits of the SHA-256 of the text."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:12]
+
+    @cached_property
+    def signature(self) -> str:
+        """Of a function its parameters as ``ast.unparse`` prints them, else ``class``, ``assignment`` or ``import``.
+
+        Alternatives that differ are joined with `` | ``.
+        """
+        kinds = [_signature(statement) for statement in self.text.split(_BETWEEN_STATEMENTS)]
+        return " | ".join(dict.fromkeys(kind for kind in kinds if kind))
 
     @property
-    def parameters(self) -> frozenset[str]:
-        """Parameter names of a function; empty for anything else."""
-        arguments = _parse_arguments(self.signature)
-        if arguments is None:
-            return frozenset()
-        named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-        return frozenset(argument.arg for argument in named)
+    def parameters(self) -> frozenset[str] | None:
+        """Names of parameters that all alternatives have that are functions; None if there is no such one."""
+        functions = [_parameter_names(kind) for kind in self.signature.split(" | ") if kind.startswith("(")]
+        return frozenset.intersection(*functions) if functions else None
+
+
+class Statement(NamedTuple):
+    """Where a name is bound: offsets of the newlines before its decorators, before its header and after its end."""
+
+    start: int
+    header: int
+    end: int
+    depth: int
 
 
 class SourceFile:
-    """The lines of one module, and the definitions in it."""
+    """The text of one module, and the definitions in it."""
 
     def __init__(self, text: str) -> None:
-        self._lines = text.splitlines()
+        # With a newline in front every line, the first as well, starts after one.
+        self._text = "\n" + text.replace("\r\n", "\n")
+
+    @classmethod
+    def read(cls, path: str | Path) -> SourceFile:
+        """The source file at `path`. Decoded at once: text mode costs three times as much."""
+        return cls(Path(path).read_bytes().decode("utf-8"))
 
     def find(self, path: str) -> Definition | None:
         """The definition of dotted `path` (``Class.method``, ``function``, ``CONSTANT``), or None if there is none."""
-        start, end, indent = 0, len(self._lines), -1
-        names = path.split(".")
-        for name in names[:-1]:
-            found = self._find_block(name, start, end, indent)
-            if found is None:
-                return None
-            start, end, indent = found
-            start += 1
-        return self._describe(names[-1], start, end, indent)
+        statements = self.statements(path)
+        if not statements:
+            return None
+        return Definition(_BETWEEN_STATEMENTS.join(_code_of(self._text[s.start : s.end]) for s in statements))
 
-    def _describe(self, name: str, start: int, end: int, indent: int) -> Definition | None:
-        block = self._find_block(name, start, end, indent)
-        if block is None:
-            line = self._find_binding(name, start, end)
-            if line is None:
-                return None
-            kind = "import" if re.search(r"\bimport\b", line) or "=" not in line else "assignment"
-            return Definition(_digest([line]), kind)
-        first, last, _ = block
-        while first > start and self._lines[first - 1].lstrip().startswith("@"):
-            first -= 1
-        lines = self._lines[first:last]
-        header = next(line for line in lines if not line.lstrip().startswith("@")).lstrip()
-        signature = "class" if header.startswith("class") else _signature(lines)
-        return Definition(_digest(lines), signature)
+    def statements(self, path: str) -> list[Statement]:
+        """All statements that bind `path`, in source order."""
+        scopes = [Statement(0, 0, len(self._text), -1)]
+        for name in path.split("."):
+            scopes = [inner for scope in scopes for inner in self._bound_in(scope, name)]
+        return scopes
 
-    def _find_block(self, name: str, start: int, end: int, indent: int) -> tuple[int, int, int] | None:
-        """First ``def`` or ``class`` `name` in lines[start:end] deeper than `indent`: (first, end, indentation)."""
-        pattern = re.compile(rf"( *)(?:class|def|async def) {re.escape(name)}\b")
-        for number in range(start, end):
-            match = pattern.match(self._lines[number])
-            if match and len(match.group(1)) > indent:
-                depth = len(match.group(1))
-                return number, self._block_end(number, end, depth), depth
+    def lines(self, statement: Statement) -> tuple[int, int]:
+        """1-based numbers of the first and last line of `statement`; comments after it may be included."""
+        text = self._text
+        return text.count("\n", 0, statement.start + 1), text.count("\n", 0, statement.end)
+
+    def bases(self, class_path: str) -> list[str]:
+        """The base classes of `class_path` as written; calls and subscripts are left out."""
+        for statement in self.statements(class_path):
+            head = re.match(r"\s*class\s+\w+\s*\(([^)]*)\)", self._text[statement.header : statement.end])
+            if head:
+                return [part.strip() for part in head[1].split(",") if re.fullmatch(r"\s*[\w.]+\s*", part)]
+        return []
+
+    def origin(self, name: str) -> tuple[str, int, str] | None:
+        """Where a ``from … import`` at module level takes `name` from: (module, leading dots, name there)."""
+        for statement in self.statements(name):
+            node = _parse_import(self._text[statement.header : statement.end])
+            if isinstance(node, ast.ImportFrom):
+                there = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
+                return node.module or "", node.level, there
         return None
 
-    def _block_end(self, first: int, limit: int, depth: int) -> int:
-        for number in range(first + 1, limit):
-            line = self._lines[number]
-            stripped = line.lstrip()
-            if not stripped or stripped.startswith("#"):
+    # -- finding ----------------------------------------------------------------------------------------------------
+
+    def _bound_in(self, scope: Statement, name: str) -> list[Statement]:
+        """Statements of `scope` that bind `name`; ``if`` and ``try`` in between do not make another scope."""
+        found: list[Statement] = []
+        at, previous = self._text.find(name, scope.header + 1), -1
+        while 0 <= at < scope.end:
+            line = self._text.rfind("\n", 0, at)
+            at = self._text.find(name, at + len(name))
+            if line == previous or (line == scope.header and scope.depth >= 0):
                 continue
-            # A closing parenthesis at the definition's own depth still belongs to its parameter list.
-            if len(line) - len(stripped) <= depth and stripped[0] not in ")]}":
-                return number
-        return limit
-
-    def _find_binding(self, name: str, start: int, end: int) -> str | None:
-        escaped = re.escape(name)
-        pattern = re.compile(
-            rf"\s*{escaped}\s*(?::[^=]+)?=(?!=)|.*\bimport\b.*\b{escaped}\b|\s*{escaped},?$|.*\bas {escaped}\b"
-        )
-        for number in range(start, end):
-            if pattern.match(self._lines[number]):
-                return self._lines[number].strip()
-        return None
-
-
-def _digest(lines: list[str]) -> str:
-    kept = [line.rstrip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-    return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:12]
-
-
-def _signature(lines: list[str]) -> str:
-    """The parameter list of the function that `lines` define, normalised; empty if its header cannot be parsed."""
-    header: list[str] = []
-    for line in lines:
-        if not header and line.lstrip().startswith("@"):
-            continue
-        header.append(line)
-        if line.split("#")[0].rstrip().endswith(":"):
-            try:
-                function = ast.parse("\n".join([header[0].lstrip(), *header[1:]]) + " pass").body[0]
-            except SyntaxError:
+            previous = line
+            match = _BINDING.match(self._text, line)
+            if match is None:
+                match = self._import_list_around(line)
+            elif (match[2] or match[3] or name) != name:
                 continue
-            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-                return f"({ast.unparse(_without_annotations(function.args))})"
-    return ""
+            if match is None or not self._is_directly_in(scope, match.start(), len(match[1])):
+                continue
+            statement = self._statement(scope, match.start(), len(match[1]))
+            if statement not in found and self._really_binds(statement, name):
+                found.append(statement)
+        return found
+
+    def _import_list_around(self, line: int) -> re.Match[str] | None:
+        """The ``from x import (`` whose list goes on at `line`."""
+        if _NAMES_ONLY.match(self._text, line) is None:
+            return None
+        opening = max(self._text.rfind(f"import{space}(", 0, line) for space in ("", " "))
+        first = self._text.rfind("\n", 0, max(opening, 0))
+        match = _IMPORT_LIST.match(self._text, first) if first >= 0 else None
+        return match if match is not None and match.end() > line else None
+
+    def _statement(self, scope: Statement, line: int, depth: int) -> Statement:
+        """The whole statement whose header is at `line`, with its decorators."""
+        start, marker = line, f"\n{' ' * depth}@"
+        if self._text.startswith(("def", "class", "async"), line + 1 + depth):
+            while True:
+                above = self._text.rfind(marker, scope.header, start)
+                if above < 0 or self._end_of(above, depth) != start:
+                    break
+                start = above
+        return Statement(start, line, min(self._end_of(line, depth), scope.end), depth)
+
+    def _end_of(self, line: int, depth: int) -> int:
+        """The newline before the first statement after `line` that is not deeper than `depth`."""
+        # A closing bracket at the statement's own depth still belongs to it.
+        following = re.compile(rf"\n {{0,{depth}}}[^\s#)\]}}]")
+        for match in following.finditer(self._text, line + 1):
+            if not self._in_string(match.start()):
+                return match.start()
+        return len(self._text)
+
+    def _is_directly_in(self, scope: Statement, line: int, depth: int) -> bool:
+        """Whether `line` is code of `scope`, and no function or class in between encloses it."""
+        if depth <= scope.depth or self._in_string(line):
+            return False
+        if depth == 0:
+            return True
+        offsets, depths = self._headers
+        position = bisect_left(offsets, line)
+        while position > 0 and offsets[position - 1] > scope.header:
+            position -= 1
+            if scope.depth < depths[position] < depth:
+                depth = depths[position]
+                if self._end_of(offsets[position], depth) > line:
+                    return False
+        return True
+
+    def _really_binds(self, statement: Statement, name: str) -> bool:
+        """Whether an import binds `name` and not something else of which it is a part; True for anything else."""
+        text = self._text[statement.header : statement.end]
+        if not text.lstrip().startswith(("import", "from")):
+            return True
+        node = _parse_import(text)
+        return node is not None and any((a.asname or a.name.partition(".")[0]) == name for a in node.names)
+
+    # -- indexes, made when first needed ----------------------------------------------------------------------------
+
+    @cached_property
+    def _headers(self) -> tuple[list[int], list[int]]:
+        """Offsets and depths of all functions and classes."""
+        found = [(m.start(), len(m[1])) for m in _HEADER.finditer(self._text) if not self._in_string(m.start())]
+        return [offset for offset, _ in found], [depth for _, depth in found]
+
+    def _in_string(self, newline: int) -> bool:
+        """Whether the line that starts after `newline` is inside a string."""
+        starts, ends = self._strings
+        position = bisect_right(starts, newline) - 1
+        return position >= 0 and newline < ends[position]
+
+    @cached_property
+    def _strings(self) -> tuple[list[int], list[int]]:
+        """Where strings that span lines start and end."""
+        text, starts, ends, resume = self._text, [], [], 0
+        at = {quote: text.find(quote) for quote in ('"""', "'''")}
+        while any(offset >= 0 for offset in at.values()):
+            offset, quote = min((offset, quote) for quote, offset in at.items() if offset >= 0)
+            before = text[max(text.rfind("\n", 0, offset) + 1, resume) : offset]
+            if not before.strip() or _CODE_BEFORE_STRING.fullmatch(before):
+                end = resume = _closing(text, offset + 3, quote)
+                if "\n" in text[offset:end]:
+                    starts.append(offset)
+                    ends.append(end)
+            else:  # quoted, or in a comment
+                end = text.find("\n", offset) if "#" in before else offset + 3
+                end = len(text) if end < 0 else end
+            at = {q: o if o < 0 or o >= end else text.find(q, end) for q, o in at.items()}
+        return starts, ends
+
+
+def _closing(text: str, start: int, quote: str) -> int:
+    """The offset after the `quote` that ends a string whose content begins at `start`."""
+    while True:
+        end = text.find(quote, start)
+        if end < 0:
+            return len(text)
+        backslashes = end - len(text[start:end].rstrip("\\")) - start
+        if backslashes % 2 == 0:
+            return end + 3
+        start = end + 1
+
+
+def _code_of(text: str) -> str:
+    """`text` without comments, docstrings, blank lines and trailing spaces (also those inside longer strings)."""
+    kept, resume = [], 0
+    for match in _STRING_OR_COMMENT.finditer(text):
+        if match[0][0] == "#":
+            kept.append(text[resume : match.start()])
+            resume = match.end()
+    lines = ("".join(kept) + text[resume:]).split("\n")
+    return _DOCSTRING.sub(":", "\n".join([line.rstrip() for line in lines if line.strip()]))
+
+
+def _signature(statement: str) -> str:
+    """The kind of a statement made by :func:`_code_of`; empty for an overload or a property's setter."""
+    if statement.lstrip().startswith(("import ", "from ")):
+        return "import"
+    indent = len(statement) - len(statement.lstrip())
+    header = next((m for m in _FIRST_HEADER.finditer(statement) if len(m[1]) == indent), None)
+    if header is None:
+        return "assignment"
+    if header[2] is None:
+        return "class"
+    if _NOT_THE_FUNCTION.search(statement[: header.start()]):
+        return ""
+    function = ast.parse(statement[header.start() : _colon(statement, header.end())].strip() + " pass").body[0]
+    assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+    return f"({ast.unparse(_without_annotations(function.args))})"
+
+
+def _colon(text: str, start: int) -> int:
+    """The offset after the colon that ends the header at `start`: the first one outside brackets."""
+    depth = 0
+    for match in _STRING_OR_BRACKET.finditer(text, start):
+        if match[0] == ":" and depth == 0:
+            return match.end()
+        depth += (match[0] in "([{") - (match[0] in ")]}")
+    return len(text)
 
 
 def _without_annotations(arguments: ast.arguments) -> ast.arguments:
@@ -129,9 +294,16 @@ def _without_annotations(arguments: ast.arguments) -> ast.arguments:
     return arguments
 
 
-def _parse_arguments(signature: str) -> ast.arguments | None:
-    if not signature.startswith("("):
+def _parse_import(text: str) -> ast.Import | ast.ImportFrom | None:
+    try:
+        node = ast.parse(textwrap.dedent(text)).body[0]
+    except (SyntaxError, IndexError):
         return None
+    return node if isinstance(node, ast.Import | ast.ImportFrom) else None
+
+
+def _parameter_names(signature: str) -> frozenset[str]:
     function = ast.parse(f"def f{signature}: pass").body[0]
     assert isinstance(function, ast.FunctionDef)
-    return function.args
+    arguments = function.args
+    return frozenset(a.arg for a in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs])

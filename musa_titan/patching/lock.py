@@ -58,23 +58,37 @@ def drift_of(patch: Patch, definition: Definition | None, lock: Lock) -> tuple[s
     """
     if definition is None or not lock.covers(patch.target) or lock.knows(patch.target, definition):
         return "", False
-    absent = sorted(set(patch.parameters) - definition.parameters)
-    if absent and definition.signature.startswith("("):
+    parameters = definition.parameters
+    absent = sorted(set(patch.parameters) - parameters) if parameters is not None else []
+    if absent:
         return f"its parameters are {definition.signature}, without {', '.join(absent)}", True
     if patch.kind == "replace" and not lock.accepts_signature(patch.target, definition):
         return f"its signature is {definition.signature}, which no checked release has", True
     return f"its body ({definition.body}) is in none of {', '.join(lock.releases)}", False
 
 
-def build_lock(upstreams: Mapping[str, Mapping[str, Definition]]) -> dict[str, Any]:
-    """The content of the lock file from release -> target -> definition."""
+Shapes = dict[str, dict[str, tuple[str, str]]]
+"""Release -> target -> (body, signature)."""
+
+
+def shapes_in(content: Mapping[str, Any]) -> Shapes:
+    """The content of a lock file, release by release."""
+    shapes: Shapes = {release: {} for release in content["releases"]}
+    for target, rows in content["targets"].items():
+        for row in rows:
+            for release in row["seen_in"]:
+                shapes[release][target] = (row["body"], row["signature"])
+    return shapes
+
+
+def lock_content(shapes: Shapes) -> dict[str, Any]:
+    """The inverse of :func:`shapes_in`: equal definitions of several releases share a row."""
     targets: dict[str, dict[tuple[str, str], list[str]]] = {}
-    for release, definitions in upstreams.items():
-        for target, definition in definitions.items():
-            key = (definition.body, definition.signature)
-            targets.setdefault(target, {}).setdefault(key, []).append(release)
+    for release, definitions in shapes.items():
+        for target, shape in definitions.items():
+            targets.setdefault(target, {}).setdefault(shape, []).append(release)
     return {
-        "releases": list(upstreams),
+        "releases": list(shapes),
         "targets": {
             target: [
                 {"body": body, "signature": signature, "seen_in": seen} for (body, signature), seen in rows.items()

@@ -1,0 +1,15 @@
+"""The subcommands of ``musa-titan``, one module each."""
+
+import typer
+
+from musa_titan.commands import doctor, lock, patches
+
+app = typer.Typer(
+    help="Tools around training with Megatron-LM on Moore Threads GPUs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("doctor")(doctor.doctor)
+app.command("patches")(patches.patches)
+app.command("lock")(lock.lock)
