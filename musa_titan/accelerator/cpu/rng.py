@@ -1,15 +1,19 @@
 """Random state: torch's CPU generator is also the generator of every device.
 
 Megatron keeps a state per purpose and swaps it into the device's generator around a region, so one generator is
-enough; what differs from a GPU is that the CPU's state moves with it.
+enough. What a host draws for itself must then not move the device's state: data loaders, which draw a seed whenever
+iteration starts, get a state of their own. Without it a run with dropout does not resume bitwise, because a resumed run
+starts to iterate after its state was loaded.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import DataLoader
 
 if TYPE_CHECKING:
     from musa_titan.patching.journal import Journal
@@ -64,6 +68,23 @@ def initial_seed() -> int:
     return torch.default_generator.initial_seed()
 
 
+def _iterate_aside(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``DataLoader.__iter__`` with the state of the loaders in place of the device's."""
+    loaders: list[torch.Tensor] = []
+
+    @functools.wraps(original)
+    def __iter__(self: Any) -> Any:  # noqa: N807 (it replaces one)
+        device = get_rng_state()
+        if loaders:
+            set_rng_state(loaders.pop())
+        iterator = original(self)
+        loaders[:] = [get_rng_state()]
+        set_rng_state(device)
+        return iterator
+
+    return __iter__
+
+
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "get_rng_state": get_rng_state,
     "set_rng_state": set_rng_state,
@@ -83,3 +104,4 @@ def install(journal: Journal) -> None:
         journal.set(torch.cuda, name, function)
         journal.set(torch.cuda.random, name, function)
     journal.set(torch.cuda, "default_generators", _DefaultGenerators())
+    journal.set(DataLoader, "__iter__", _iterate_aside(DataLoader.__iter__))
