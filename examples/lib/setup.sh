@@ -80,18 +80,24 @@ setup_key() {
   } | sha256sum | cut -c1-16
 }
 
+setup_stamp() { printf '%s\n' "$VENV/.setup-${1//,/-}"; }
+
+is_set_up() {
+  local stamp
+  stamp=$(setup_stamp "$1")
+  [[ -x $VENV/bin/python && -f $stamp && $(<"$stamp") == $(setup_key "$1") ]]
+}
+
 # setup_environment EXTRAS: $VENV has torch, Megatron and this project with the extras; seconds if it already had.
 setup_environment() {
-  local extras=$1 stamp key started=$SECONDS
-  local -a pip=("$VENV/bin/python" -m pip --disable-pip-version-check install --quiet) torch_from=()
+  local extras=$1 started=$SECONDS
+  local -a pip=("$VENV/bin/python" -m pip --disable-pip-version-check install --quiet --quiet) torch_from=()
   require_yes_or_no SETUP
   if [[ $SETUP == no ]]; then
     [[ -x $VENV/bin/python ]] || fail "SETUP=no, but there is no $VENV/bin/python. Set VENV to an environment."
     return
   fi
-  stamp=$VENV/.setup-${extras//,/-}
-  key=$(setup_key "$extras")
-  if [[ -x $VENV/bin/python && -f $stamp && $(<"$stamp") == "$key" ]]; then
+  if is_set_up "$extras" || is_set_up dev; then # dev includes all the others that are installed here
     say "environment: $VENV is up to date"
     return
   fi
@@ -111,7 +117,7 @@ setup_environment() {
   say "installing musa-titan[$extras] from $ROOT"
   run "${pip[@]}" --editable "${ROOT}[$extras]" || fail "musa-titan could not be installed"
   if [[ $DRY_RUN == no ]]; then
-    printf '%s\n' "$key" >"$stamp"
+    setup_key "$extras" >"$(setup_stamp "$extras")"
     say "environment: $VENV is ready, $((SECONDS - started)) s"
   fi
 }

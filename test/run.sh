@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# Install what is missing and run every check. See --help.
+set -euo pipefail
+
+# shellcheck source=../examples/lib/setup.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../examples/lib/setup.sh"
+cd "$ROOT"
+
+# Beside the release in the environment, the ones that a smoke test trains on; unpacked, to be put on PYTHONPATH.
+OTHER_MEGATRONS=(0.16.1 0.17.1 0.18.2)
+MILES_VERSION=0.0.2 # carries a modified Megatron
+CACHE=$ROOT/.cache/megatron
+FULL=no
+SETUP_ONLY=no
+
+usage() {
+  cat <<END
+usage: bash test/run.sh [--help] [--full] [--setup-only] [PYTEST ARGUMENTS]
+
+From a fresh machine: the environment (.venv, the one that the quickstart uses), system packages where apt-get may
+install them, other Megatron releases (.cache/megatron), then ruff, mypy, shellcheck and pytest.
+
+  --full         also the slow matrices (tests marked "full")
+  --setup-only   install and stop
+
+$SETUP_HELP
+END
+}
+
+arguments=()
+while (($#)); do
+  case $1 in
+    -h | --help) usage; exit 0 ;;
+    --full) FULL=yes ;;
+    --setup-only) SETUP_ONLY=yes ;;
+    *) arguments+=("$1") ;;
+  esac
+  shift
+done
+
+# Install the Debian packages, or say which are missing: the tests that need them are skipped then.
+system_packages() {
+  local -a admin=()
+  (($#)) || return 0
+  ((EUID == 0)) || admin=(sudo -n)
+  if command -v apt-get >/dev/null && ${admin[@]+"${admin[@]}"} true 2>/dev/null; then
+    say "installing system packages: $*"
+    if ${admin[@]+"${admin[@]}"} apt-get -qq update &&
+      ${admin[@]+"${admin[@]}"} env DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes \
+        --no-install-recommends "$@" >/dev/null; then
+      return
+    fi
+  fi
+  say "missing system packages, tests that need them are skipped: $*"
+}
+
+missing_system_packages() {
+  command -v g++ >/dev/null || echo g++ # compiles the torch_musa double
+  local headers
+  headers=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+  [[ -f $headers/Python.h ]] || echo python3.11-dev
+}
+
+# unpack_megatron REQUIREMENT FOLDER: the folder "megatron" of a wheel, and nothing else of it.
+unpack_megatron() {
+  local requirement=$1 folder=$CACHE/$2 work
+  [[ ! -d $folder ]] || return 0
+  say "unpacking $requirement into ${folder#"$ROOT/"}"
+  mkdir -p "$CACHE"
+  work=$(mktemp -d "$CACHE/.unpack.XXXXXX")
+  if ! "$VENV/bin/python" -m pip --disable-pip-version-check download --quiet --quiet --no-deps --ignore-requires-python \
+    --only-binary :all: --dest "$work" "$requirement"; then
+    rm -rf "$work"
+    fail "$requirement could not be downloaded"
+  fi
+  "$VENV/bin/python" -m zipfile -e "$work"/*.whl "$work/unpacked"
+  mkdir "$work/found"
+  mv "$work/unpacked/megatron" "$work/found/"
+  mv "$work/found" "$folder"
+  rm -rf "$work"
+}
+
+setup_environment dev
+mapfile -t missing < <(missing_system_packages)
+system_packages ${missing[@]+"${missing[@]}"}
+for version in "${OTHER_MEGATRONS[@]}"; do
+  unpack_megatron "megatron-core==$version" "$version"
+done
+unpack_megatron "miles-rl==$MILES_VERSION" "miles-rl-$MILES_VERSION"
+[[ $SETUP_ONLY == no ]] || exit 0
+
+export PATH=$VENV/bin:$PATH
+mapfile -t scripts < <(git ls-files --cached --others --exclude-standard '*.sh' .ci/run)
+say "ruff"
+ruff format --check --quiet .
+ruff check --quiet .
+say "mypy"
+mypy musa_titan examples
+say "shellcheck: ${#scripts[@]} scripts"
+shellcheck "${scripts[@]}"
+say "pytest"
+selection="not full"
+[[ $FULL == no ]] || selection=""
+exec python -m pytest -m "$selection" ${arguments[@]+"${arguments[@]}"}
