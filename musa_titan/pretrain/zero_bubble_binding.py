@@ -1,0 +1,270 @@
+"""Factories of ``zero_bubble.py``: they tell a :class:`ScheduleRun` what Megatron's schedule is doing."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from musa_titan.patching.journal import Journal
+from musa_titan.patching.spec import Context, MusaTitanError, Skip
+from musa_titan.schedule import fused
+from musa_titan.schedule.delayed import DelayedLayers
+from musa_titan.schedule.policy import H1Policy
+from musa_titan.schedule.run import Observer, ScheduleRun
+from musa_titan.schedule.store import FusedKernel, Product, WeightGradientStore
+
+observers: list[Observer] = []
+"""Called with each F, B and W of this stage; see :class:`musa_titan.schedule.run.StepEvent`."""
+
+store = WeightGradientStore()
+"""Pending weight gradients of this process; empty between two training steps."""
+
+_run: ScheduleRun | None = None
+"""The training step that is under way, None during evaluation and between steps."""
+
+
+@dataclass(frozen=True)
+class _Model:
+    """What a step needs to know of the model, found once."""
+
+    layers: DelayedLayers
+    embeddings: frozenset[int]
+    """``id`` of embedding weights. One that is also an output layer's gets its gradient as ever: autograd adds the two
+    uses before they reach ``main_grad``, and a part that came later would change the rounding."""
+
+
+_models: WeakKeyDictionary[torch.nn.Module, _Model] = WeakKeyDictionary()
+_embeddings: frozenset[int] = frozenset()
+_reported = False
+
+
+# -- the step --------------------------------------------------------------------------------------------------------
+
+
+def run_zero_bubble(current: Callable[..., Any], context: Context) -> Callable[..., Any]:
+    """Megatron's 1F1B, with a run around it and the rest of the weight gradients before gradients are finalised."""
+    options = context.settings["zero_bubble"]
+
+    def forward_backward_pipelining_without_interleaving(**kwargs: Any) -> Any:
+        global _run, _embeddings
+        if kwargs.get("forward_only"):
+            return current(**kwargs)
+        from megatron.core.utils import get_model_config
+
+        model = kwargs["model"][0] if isinstance(kwargs["model"], list) else kwargs["model"]
+        known = _known(model)
+        group = _pipeline_group(kwargs)
+        policy = H1Policy(group.rank(), options.max_pending)
+        run = ScheduleRun(policy, kwargs["num_microbatches"], store, known.layers, observers)
+        config = get_model_config(model)
+        finalize = config.finalize_model_grads_func
+        if finalize is not None:
+            config.finalize_model_grads_func = _after(run.finish, finalize)
+        _run, _embeddings = run, known.embeddings
+        try:
+            losses = current(**kwargs)
+            run.finish()
+        except BaseException:
+            run.abandon()
+            raise
+        finally:
+            _run = None
+            config.finalize_model_grads_func = finalize
+        _report_memory(group.rank(), group.size(), policy)
+        return losses
+
+    return forward_backward_pipelining_without_interleaving
+
+
+def before_forward(current: Callable[..., Any], context: Context) -> Callable[..., Any]:
+    """A forward pass begins."""
+
+    def forward_step(*args: Any, **kwargs: Any) -> Any:
+        if _run is None:
+            return current(*args, **kwargs)
+        with _run.forward():
+            return current(*args, **kwargs)
+
+    return forward_step
+
+
+def keep_weight_gradients_back(current: Callable[..., Any], context: Context) -> Callable[..., Any]:
+    """A backward pass begins; its weight gradients go to the store."""
+
+    def backward_step(*args: Any, **kwargs: Any) -> Any:
+        if _run is None:
+            return current(*args, **kwargs)
+        with _run.backward():
+            return current(*args, **kwargs)
+
+    return backward_step
+
+
+def work_during_transfer(current: Callable[..., Any], context: Context) -> Callable[..., Any]:
+    """Transfers were started, and the caller is going to wait for them: the moment for weight gradients."""
+
+    def p2p_ops(**kwargs: Any) -> Any:
+        requests = current(**kwargs)
+        if _run is not None:
+            _run.transfer_started()
+        return requests
+
+    return p2p_ops
+
+
+# -- one linear layer ------------------------------------------------------------------------------------------------
+
+
+def split_linear_backward(current: Callable[..., Any], context: Context) -> Callable[..., Any]:
+    """The backward pass of the local linear layers: input and bias gradient as ever, weight gradient into the store.
+
+    The layer calls ``grad_output_buffer.append(grad_output)`` instead of multiplying where it has such a buffer.
+    """
+
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
+        if not store.collecting:
+            return current(ctx, grad_output)
+        view = _DeferringContext(ctx)
+        weight: Any = view.saved_tensors[1]
+        if not _can_wait(ctx, weight):
+            return current(view.plain(), grad_output)
+        added = getattr(weight, "grad_added_to_main_grad", None)
+        grads = list(current(view, grad_output))
+        if added is not None:
+            weight.grad_added_to_main_grad = added
+        grads[1] = None  # upstream returns an uninitialised tensor, for hooks of --overlap-grad-reduce
+        return tuple(grads)
+
+    return backward
+
+
+class _DeferringContext:
+    """Stands in for the autograd context `ctx`: the same, but with a place to put the weight gradient off to.
+
+    Saved tensors are unpacked once, since an activation that was offloaded may be given back only once.
+    """
+
+    def __init__(self, ctx: Any) -> None:
+        self._ctx = ctx
+        self.saved_tensors = ctx.saved_tensors
+        self.grad_output_buffer: Any = self
+        self.wgrad_deferral_limit = 0
+        self.fused: FusedKernel | None = None
+        if ctx.gradient_accumulation_fusion:
+            self.fused = _fused_kernel(self.saved_tensors[1].main_grad.dtype)
+        # The unfused path multiplies even with a buffer; with fusion on, main_grad is only looked at.
+        self.gradient_accumulation_fusion = True
+        self.main_grad = getattr(self.saved_tensors[1], "main_grad", None)
+
+    def append(self, grad_output: torch.Tensor) -> None:
+        """What the layer calls with the gradient of its output."""
+        x, weight = self.saved_tensors
+        gather = self._ctx.tp_group if self._ctx.sequence_parallel else None
+        store.add(weight, Product(x, grad_output, gather), self.fused)
+
+    def plain(self) -> Any:
+        """The context as upstream made it, except that saved tensors are those already unpacked."""
+        self.grad_output_buffer = self._ctx.grad_output_buffer
+        self.wgrad_deferral_limit = self._ctx.wgrad_deferral_limit
+        self.gradient_accumulation_fusion = self._ctx.gradient_accumulation_fusion
+        self.main_grad = self._ctx.main_grad
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+
+def _can_wait(ctx: Any, weight: Any) -> bool:
+    """Whether the gradient of `weight` may be computed later, by adding to its ``main_grad``."""
+    return (
+        hasattr(weight, "main_grad")
+        and id(weight) not in _embeddings
+        and ctx.grad_output_buffer is None
+        and not hasattr(weight, "__fsdp_param__")
+        and getattr(ctx, "gtp_remat_size", 1) == 1
+        and not ctx._fwd_used_autocast
+    )
+
+
+def _fused_kernel(dtype: torch.dtype) -> FusedKernel:
+    from megatron.core.tensor_parallel import layers
+
+    name = "wgrad_gemm_accum_fp32" if dtype == torch.float32 else "wgrad_gemm_accum_fp16"
+    kernel: FusedKernel = getattr(layers.fused_weight_gradient_mlp_cuda, name)
+    return kernel
+
+
+def offer_gradient_fusion(module: ModuleType, context: Context, journal: Journal) -> Skip | None:
+    """Gradient accumulation fusion, Megatron's default, on devices without the CUDA extension."""
+    if module._grad_accum_fusion_available:
+        return Skip("the extension is installed")
+    journal.set(module, "fused_weight_gradient_mlp_cuda", fused)
+    journal.set(module, "_grad_accum_fusion_available", True)
+    return None
+
+
+# -- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def _known(model: torch.nn.Module) -> _Model:
+    """Facts about `model`, checked and remembered at its first step.
+
+    Raises:
+        MusaTitanError: its gradients are reduced during the backward pass.
+    """
+    if model in _models:
+        return _models[model]
+    from megatron.core.tensor_parallel.layers import VocabParallelEmbedding
+
+    if getattr(getattr(model, "ddp_config", None), "overlap_grad_reduce", False):
+        raise MusaTitanError(
+            "zero bubble: overlap_grad_reduce sends gradients off at the end of the backward pass, before their weight "
+            "part is computed. Build DistributedDataParallel with overlap_grad_reduce=False"
+        )
+    kinds = (VocabParallelEmbedding, torch.nn.Embedding)
+    weights = [module.weight for module in model.modules() if isinstance(module, kinds)]
+    found = _models[model] = _Model(DelayedLayers(model, weights), frozenset(id(weight) for weight in weights))
+    return found
+
+
+def _pipeline_group(kwargs: dict[str, Any]) -> Any:
+    communicator = kwargs.get("p2p_communicator")
+    if communicator is not None:
+        return communicator.pp_group
+    from megatron.core import parallel_state
+
+    return parallel_state.get_pipeline_model_parallel_group()
+
+
+def _after(first: Callable[[], None], then: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(then)
+    def both(*args: Any, **kwargs: Any) -> Any:
+        first()
+        return then(*args, **kwargs)
+
+    return both
+
+
+def _report_memory(stage: int, stages: int, policy: H1Policy) -> None:
+    """Say once, on one rank of each stage, how much the pending weight gradients held."""
+    global _reported
+    from megatron.core import parallel_state
+
+    if _reported or not parallel_state.model_parallel_is_initialized():
+        return
+    _reported = True
+    if parallel_state.get_tensor_model_parallel_rank() or parallel_state.get_data_parallel_rank():
+        return
+    bound = (policy.held + 1) * store.largest_microbatch
+    print(
+        f"musa_titan zero bubble: stage {stage} of {stages} kept weight gradients of at most {store.peak_pending} "
+        f"microbatches back, {store.peak_bytes / 2**20:.2f} MiB of operands "
+        f"(bound: {policy.held + 1} x {store.largest_microbatch / 2**20:.2f} = {bound / 2**20:.2f} MiB)",
+        flush=True,
+    )
