@@ -1,0 +1,126 @@
+"""The C++ quantiser for CPUs: compiled once with the system compiler, called through ctypes.
+
+The library lies in a cache directory under a name made of everything that decides its content: source, flags, compiler
+and this machine's instruction set (``-march=native`` must not meet another CPU on a shared home directory).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from musa_titan.fp8 import reference
+from musa_titan.fp8.quantized import E5M2, Format, Kind, Quantized, ScaleMode, scale_shape
+from musa_titan.patching.spec import MusaTitanError
+
+SOURCE = Path(__file__).with_name("csrc") / "fp8.cpp"
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-trapping-math", "-fPIC", "-shared")
+KINDS: dict[Kind, int] = {"row": 0, "col": 1, "tile": 2}
+
+logger = logging.getLogger("musa_titan")
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled quantiser, built now if need be; None (said once) where that is impossible."""
+    try:
+        return ctypes.CDLL(str(build()))
+    except (MusaTitanError, OSError) as error:
+        logger.warning("musa_titan fp8: %s. Quantising with torch, which is several times slower.", error)
+        return None
+
+
+def build(directory: Path | None = None) -> Path:
+    """Path of the library, compiled into `directory` (default: the user's cache) unless it is there already.
+
+    Raises:
+        MusaTitanError: there is no compiler, or it fails; the message has its output.
+    """
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if not compiler:
+        raise MusaTitanError("no C++ compiler found (g++, clang++ or $CXX)")
+    target = (directory or _cache_directory()) / f"fp8-{_key(compiler)}.so"
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        made = Path(scratch) / "fp8.so"
+        done = subprocess.run([compiler, *FLAGS, str(SOURCE), "-o", str(made)], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise MusaTitanError(f"{compiler} failed on {SOURCE.name}: {done.stderr.strip()[-500:]}")
+        os.replace(made, target)  # atomic: ranks of a node may build at the same time
+    return target
+
+
+def quantize(x: torch.Tensor, kind: Kind, fmt: Format, mode: ScaleMode) -> Quantized:
+    """As :func:`reference.quantize`, bit for bit, for what the library takes; by the reference otherwise."""
+    native = library() if _takes(x) and kind in KINDS else None
+    if native is None:
+        return reference.quantize(x, kind, fmt, mode)
+    rows, columns = x.shape
+    codes = torch.empty(rows, columns, dtype=torch.uint8)
+    scale_inv = torch.empty(scale_shape(rows, columns, kind), dtype=torch.float32)
+    native.musa_titan_fp8_quantize(
+        _address(x), x.dtype == torch.bfloat16, _long(rows), _long(columns), _long(x.stride(0)), KINDS[kind],
+        fmt is E5M2, mode == "pow2", _address(codes), _address(scale_inv),
+    )  # fmt: skip
+    return Quantized(codes, scale_inv, kind, fmt, exact_in_bf16=mode == "pow2")
+
+
+def dequantize(q: Quantized, dtype: torch.dtype) -> torch.Tensor:
+    """As :func:`reference.dequantize`, bit for bit."""
+    usable = q.codes.device.type == "cpu" and q.codes.is_contiguous() and q.scale_inv.is_contiguous()
+    native = library() if usable and q.kind in KINDS and dtype in (torch.float32, torch.bfloat16) else None
+    if native is None:
+        return reference.dequantize(q, dtype)
+    rows, columns = q.codes.shape
+    out = torch.empty(rows, columns, dtype=dtype)
+    native.musa_titan_fp8_dequantize(
+        _address(q.codes), _address(q.scale_inv), _long(rows), _long(columns), KINDS[q.kind], q.format is E5M2,
+        dtype == torch.bfloat16, _address(out),
+    )  # fmt: skip
+    return out
+
+
+def _takes(x: torch.Tensor) -> bool:
+    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.bfloat16) or x.numel() == 0:
+        return False
+    return x.stride(1) == 1 and x.stride(0) >= x.shape[1]
+
+
+def _address(tensor: torch.Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def _long(value: int) -> ctypes.c_int64:
+    return ctypes.c_int64(value)
+
+
+def _cache_directory() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "musa_titan"
+
+
+def _key(compiler: str) -> str:
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
+    parts = (SOURCE.read_text(encoding="utf-8"), " ".join(FLAGS), version, platform.machine(), _instruction_set())
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _instruction_set() -> str:
+    """The CPU's flags as Linux lists them; its name elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
