@@ -52,6 +52,9 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
             deadline = float("inf")
         else:
             time.sleep(0.005)
+    for pid in ranks:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # workers that a rank left behind
     return {"codes": [codes[rank] for rank in range(job["world_size"])]}
 
 
@@ -104,7 +107,11 @@ def train_and_record(job: dict[str, Any], rank: int) -> None:
     for hook in job["hooks"]:
         module, _, name = hook.partition(":")
         getattr(importlib.import_module(module), name)(recorder)
-    driver.main()
+    try:
+        driver.main()
+    except SystemExit as leaving:  # Megatron leaves through sys.exit() at --exit-interval
+        if leaving.code:
+            raise
     path = Path(job["directory"]) / f"rank{rank}.json"
     path.write_text(json.dumps(recorder.result()))
 
