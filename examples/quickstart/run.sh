@@ -118,7 +118,7 @@ text=(
 )
 # A constant rate, and its state not taken from the checkpoint: a longer run must not change the steps before.
 schedule=(
-  --micro-batch-size 2 --global-batch-size 16 --train-iters "$last_step"
+  --micro-batch-size 4 --global-batch-size 16 --train-iters "$last_step"
   --lr "$LEARNING_RATE" --lr-decay-style constant --override-opt-param-scheduler
   --weight-decay 0.1 --adam-beta2 0.95 --clip-grad 1.0 --seed "$SEED"
 )
