@@ -53,6 +53,35 @@ class ZeroBubbleOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class P2POptions:
+    """Tensors between pipeline stages through Mooncake's transfer engine."""
+
+    backend: str = option(
+        "default",
+        "What carries activations and gradients between pipeline stages: Mooncake, or the collective library.",
+        choices=("default", "mooncake"),
+    )
+    transport: str = option(
+        "auto",
+        "What Mooncake uses: auto takes RDMA where there is an adapter.",
+        choices=("auto", "rdma", "tcp", "musa"),
+    )
+    slot_bytes: int | None = option(None, "Bytes of a slot; not given: those of one activation.")
+    slots: int = option(2, "Slots of a channel, one channel for each neighbour and direction.")
+    strict_slot: bool = option(False, "Refuse a tensor larger than a slot instead of sending it in chunks.")
+    timeout: float = option(600.0, "Seconds without progress of a pending transfer after which the run ends.")
+    devices: str | None = option(None, "RDMA devices to use, separated by commas; not given: all.")
+    host: str | None = option(
+        None, "Network interface (name or address) of the engine; not given: the one that reaches MASTER_ADDR."
+    )
+    fallback: str = option(
+        "error",
+        "If a stage cannot start Mooncake: end the run, or use the default on all.",
+        choices=("error", "default"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Feature:
     """A row of the table."""
 
@@ -63,7 +92,7 @@ class Feature:
     """Frozen dataclass whose fields are made with :func:`option`."""
     prefix: str | None = None
     switch: str | None = None
-    """The option that turns it on when it is neither False, None nor ``"off"``; None: always on."""
+    """The option that turns it on when it is neither False, None, ``"off"`` nor ``"default"``; None: always on."""
     needs: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
     page: str = ""
@@ -100,6 +129,15 @@ FEATURES: tuple[Feature, ...] = (
         switch="enabled",
         page="zero-bubble.md",
         validate="musa_titan.pretrain.zero_bubble_rules:validate",
+    ),
+    Feature(
+        name="p2p",
+        title="Mooncake p2p",
+        options=P2POptions,
+        switch="backend",
+        page="mooncake-p2p.md",
+        validate="musa_titan.pretrain.p2p_rules:validate",
+        missing="musa_titan.pretrain.p2p_rules:missing",
     ),
 )
 

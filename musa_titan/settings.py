@@ -38,7 +38,7 @@ class Settings:
         row = next(row for row in FEATURES if row.name == feature) if feature in self.options else None
         if row is None:
             raise KeyError(f"no feature is called {feature}")
-        return row.switch is None or getattr(self.options[feature], row.switch) not in (False, None, "off")
+        return row.switch is None or getattr(self.options[feature], row.switch) not in (False, None, "off", "default")
 
 
 def settings_from_environment(environment: Mapping[str, str]) -> Settings:

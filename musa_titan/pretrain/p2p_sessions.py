@@ -1,0 +1,91 @@
+"""Which pipeline has which session in this process. Communicators come and go with every step; sessions stay."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from musa_titan.p2p.config import DEFAULT_SLOT_BYTES, P2PConfig
+from musa_titan.p2p.connect import Memory, open_session
+from musa_titan.p2p.session import Session
+from musa_titan.patching.spec import Context
+from musa_titan.pretrain.p2p_rules import activation_bytes_of
+
+
+@dataclass(frozen=True)
+class _Entry:
+    group: Any
+    session: Session | None
+    """None: all stages decided together for the collective library."""
+
+
+_entries: dict[tuple[int, ...], _Entry] = {}
+
+
+def session_of(group: Any, context: Context) -> Session | None:
+    """The session of the pipeline `group`. The first call opens it and is collective; None means fallback.
+
+    Raises:
+        P2PError: it could not be opened, on any stage.
+    """
+    members = tuple(dist.get_process_group_ranks(group))
+    entry = _entries.get(members)
+    if entry is None or entry.group is not group:
+        store = dist.distributed_c10d._get_default_store()
+        session = open_session(members, dist.get_rank(), store, config_from(context), _memory(context))
+        entry = _entries[members] = _Entry(group, session)
+        if session is not None and context.settings.enabled("p2p") and dist.get_rank() == members[0]:
+            print(f"musa_titan: pipeline {list(members)} uses {session.describe()}", flush=True)
+    return entry.session
+
+
+def close_sessions(group: Any = None) -> None:
+    """End the session of `group`; without one, or for the world, of every pipeline."""
+    everything = group is None or group is dist.group.WORLD
+    for members, entry in tuple(_entries.items()):
+        if everything or entry.group is group:
+            del _entries[members]
+            if entry.session is not None:
+                entry.session.close()
+
+
+def open_sessions() -> list[Session]:
+    """Sessions that are in use, for reports and tests."""
+    return [entry.session for entry in _entries.values() if entry.session is not None]
+
+
+def config_from(context: Context) -> P2PConfig:
+    """The user's options; the slot is as large as an activation unless told otherwise."""
+    options = context.settings["p2p"]
+    return P2PConfig(
+        slot_bytes=options.slot_bytes or _needed_bytes(),
+        slots=options.slots,
+        strict_slot=options.strict_slot,
+        transport=options.transport,
+        timeout=options.timeout,
+        devices=options.devices or "",
+        host=options.host or "",
+        fallback=options.fallback,
+    )
+
+
+def _needed_bytes() -> int:
+    """From Megatron's arguments, where the program has them; programs on megatron.core alone send in chunks."""
+    variables = sys.modules.get("megatron.training.global_vars")
+    args = getattr(variables, "_GLOBAL_ARGS", None)
+    return DEFAULT_SLOT_BYTES if args is None else activation_bytes_of(args)
+
+
+def _memory(context: Context) -> Memory:
+    if context.accelerator.device_type == "cpu":
+        return Memory()
+    runtime = context.accelerator.runtime
+    return Memory(torch.device(context.accelerator.device_type, runtime.current_device()), runtime)
+
+
+atexit.register(close_sessions)
