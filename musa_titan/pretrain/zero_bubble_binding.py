@@ -35,12 +35,11 @@ class _Model:
 
     layers: DelayedLayers
     embeddings: frozenset[int]
-    """``id`` of embedding weights. One that is also an output layer's gets its gradient as ever: autograd adds the two
-    uses before they reach ``main_grad``, and a part that came later would change the rounding."""
+    """``id`` of embedding weights. One that is also an output layer's (MTP on a tied model) gets its gradient as ever:
+    autograd adds the two uses before they reach ``main_grad``, and a part that came later would change the rounding."""
 
 
 _models: WeakKeyDictionary[torch.nn.Module, _Model] = WeakKeyDictionary()
-_embeddings: frozenset[int] = frozenset()
 _reported = False
 
 
@@ -52,7 +51,7 @@ def run_zero_bubble(current: Callable[..., Any], context: Context) -> Callable[.
     options = context.settings["zero_bubble"]
 
     def forward_backward_pipelining_without_interleaving(**kwargs: Any) -> Any:
-        global _run, _embeddings
+        global _run
         if kwargs.get("forward_only"):
             return current(**kwargs)
         from megatron.core.utils import get_model_config
@@ -66,7 +65,7 @@ def run_zero_bubble(current: Callable[..., Any], context: Context) -> Callable[.
         finalize = config.finalize_model_grads_func
         if finalize is not None:
             config.finalize_model_grads_func = _after(run.finish, finalize)
-        _run, _embeddings = run, known.embeddings
+        _run, store.excluded = run, known.embeddings
         try:
             losses = current(**kwargs)
             run.finish()
@@ -183,8 +182,7 @@ class _DeferringContext:
 def _can_wait(ctx: Any, weight: Any) -> bool:
     """Whether the gradient of `weight` may be computed later, by adding to its ``main_grad``."""
     return (
-        hasattr(weight, "main_grad")
-        and id(weight) not in _embeddings
+        store.accepts(weight)
         and ctx.grad_output_buffer is None
         and not hasattr(weight, "__fsdp_param__")
         and getattr(ctx, "gtp_remat_size", 1) == 1

@@ -1,6 +1,7 @@
 """Linear layers that keep the operands of their weight gradient themselves, until ``backward_dw()`` is called.
 
-Two kinds are known:
+An autograd function of ours rather calls :func:`musa_titan.schedule.store.put_off`; this is for layers of others. Two
+kinds are known:
 
 - Transformer Engine's, grouped ones included (2.3 and later, and MT-TransformerEngine, which has it on top of 2.0):
   with ``wgrad_store`` enabled, each backward pass through a layer puts (operands, function) into the queue

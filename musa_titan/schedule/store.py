@@ -11,7 +11,7 @@ kernel adds each by itself, and so does the store if it is given one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -97,10 +97,28 @@ class WeightUses:
             main_grad.add_(total)
 
 
+@dataclass
+class Addition:
+    """A weight gradient of another form than :class:`Product`: what :func:`put_off` was given."""
+
+    add: Callable[[], None]
+    operands: tuple[torch.Tensor, ...]
+
+    @property
+    def storages(self) -> dict[int, int]:
+        held = [tensor.untyped_storage() for tensor in self.operands]
+        return {storage.data_ptr(): storage.nbytes() for storage in held}
+
+    def compute(self) -> None:
+        self.add()
+
+
 class WeightGradientStore:
     """Pending weight gradients of one pipeline stage, oldest microbatch first."""
 
     def __init__(self) -> None:
+        self.excluded: frozenset[int] = frozenset()
+        """``id`` of weights whose gradient must not wait: part of it reaches ``main_grad`` by another way."""
         self._pending: deque[tuple[int, list[PendingWork]]] = deque()
         self._collecting: list[PendingWork] | None = None
         self._uses: dict[int, WeightUses] = {}
@@ -125,12 +143,14 @@ class WeightGradientStore:
 
         If it raises, nothing of this microbatch is kept.
         """
+        global _active
         self._collecting, self._uses = [], {}
+        _active = self
         try:
             yield
             work = self._collecting + delayed()
         finally:
-            self._collecting, self._uses = None, {}
+            self._collecting, self._uses, _active = None, {}, None
         self._pending.append((microbatch, work))
         storages: dict[int, int] = {}
         for part in work:
@@ -140,6 +160,10 @@ class WeightGradientStore:
         self.largest_microbatch = max(self.largest_microbatch, self._bytes[-1])
         self.peak_bytes = max(self.peak_bytes, sum(self._bytes))
 
+    def accepts(self, weight: torch.Tensor) -> bool:
+        """Whether the gradient of `weight` may be kept back now."""
+        return self.collecting and hasattr(weight, "main_grad") and id(weight) not in self.excluded
+
     def add(self, weight: torch.Tensor, product: Product, fused: FusedKernel | None = None) -> None:
         """Keep `product` back for `weight` (``[out, in]``, with a ``main_grad``). Only while :attr:`collecting`."""
         assert self._collecting is not None, "no backward pass is being collected"
@@ -148,6 +172,11 @@ class WeightGradientStore:
             uses = self._uses[id(weight)] = WeightUses(weight, fused)
             self._collecting.append(uses)
         uses.products.append(product)
+
+    def add_call(self, add: Callable[[], None], operands: Sequence[torch.Tensor]) -> None:
+        """Keep the call `add()` back; `operands` are the tensors that it holds. Only while :attr:`collecting`."""
+        assert self._collecting is not None, "no backward pass is being collected"
+        self._collecting.append(Addition(add, tuple(operands)))
 
     # -- afterwards -------------------------------------------------------------------------------------------------
 
@@ -174,6 +203,22 @@ class WeightGradientStore:
         self._pending.clear()
         self._bytes.clear()
         self._collecting, self._uses = None, {}
+
+
+_active: WeightGradientStore | None = None
+"""The store of the backward pass that is running."""
+
+
+def put_off(weight: torch.Tensor, add: Callable[[], None], operands: Sequence[torch.Tensor]) -> bool:
+    """For autograd functions: leave ``add()``, which adds to ``weight.main_grad``, to the running schedule.
+
+    Returns False if nobody collects, or not for this weight; then it is the caller's to call ``add()`` or to return the
+    gradient. `operands` are the tensors that `add` keeps alive, for the account of memory.
+    """
+    if _active is None or not _active.accepts(weight):
+        return False
+    _active.add_call(add, operands)
+    return True
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from musa_titan.patching.spec import MusaTitanError
 from musa_titan.schedule import fused
-from musa_titan.schedule.store import Product, WeightGradientStore
+from musa_titan.schedule.store import Product, WeightGradientStore, put_off
 
 
 def weight_of(rows: int = 6, columns: int = 4, dtype: torch.dtype = torch.float32) -> Any:
@@ -145,3 +146,42 @@ def test_a_strided_gradient_gives_the_bits_of_its_contiguous_copy() -> None:
         store.add(other, Product(x, wide[..., ::2].contiguous()))
     store.compute_oldest()
     assert weight.main_grad.equal(other.main_grad)
+
+
+class _Scale(torch.autograd.Function):
+    """An autograd function that puts its weight gradient off, as a new kind of linear layer would."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: Any) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+
+        def add() -> None:
+            weight.main_grad.add_(grad * x.detach())
+
+        return grad * weight, None if put_off(weight, add, [grad, x]) else grad * x
+
+
+def test_put_off_keeps_a_call_back_while_a_backward_pass_is_collected() -> None:
+    store, weight, x = WeightGradientStore(), weight_of(), torch.randn(6, 4)
+    with store.collect(0):
+        _Scale.apply(x, weight).sum().backward()
+    assert (weight.grad, weight.main_grad.any().item(), store.bytes > 0) == (None, False, True)
+    store.compute_oldest()
+    assert weight.main_grad.equal(x)
+
+
+@pytest.mark.parametrize("reason", ["nobody collects", "excluded", "no main_grad"])
+def test_put_off_leaves_the_gradient_to_autograd_otherwise(reason: str) -> None:
+    store, weight, x = WeightGradientStore(), weight_of(), torch.randn(6, 4)
+    if reason == "excluded":
+        store.excluded = frozenset({id(weight)})
+    if reason == "no main_grad":
+        del weight.main_grad
+    with nullcontext() if reason == "nobody collects" else store.collect(0):
+        _Scale.apply(x, weight).sum().backward()
+    assert weight.grad.equal(x)

@@ -1,0 +1,199 @@
+"""Zero bubble on real Megatron: the bits of 1F1B, the order of the simulator, the memory that the policy promises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from musa_titan.schedule.order import one_forward_one_backward, zero_bubble_h1
+from musa_titan.schedule.simulator import Durations, simulate
+from test.integration.flags import DEEPSEEK, DENSE, parallel
+from test.integration.runner import JobResult, Runner
+
+ZERO_BUBBLE = ["--musa-zero-bubble"]
+HOOKS = "test.integration.zero_bubble_hooks"
+GRADIENTS = [f"{HOOKS}:record_gradients"]
+ORDER = [f"{HOOKS}:record_order"]
+
+SHORT = ["--train-iters", "2"]
+BF16 = ["--bf16"]
+DISTRIBUTED_OPTIMIZER = ["--use-distributed-optimizer"]
+FULL_RECOMPUTE = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1".split()
+SELECTIVE_RECOMPUTE = "--recompute-granularity selective --recompute-modules layernorm mla_up_proj moe".split()
+
+
+def microbatches(count: int, data_parallel: int = 1) -> list[str]:
+    return ["--global-batch-size", str(count * data_parallel)]
+
+
+def tied(flags: list[str]) -> list[str]:
+    return [flag for flag in flags if flag != "--untie-embeddings-and-output-weights"]
+
+
+@dataclass(frozen=True)
+class Case:
+    args: list[str]
+    world_size: int
+
+
+TWO_LAYERS = ["--num-layers", "2"]
+CASES = {
+    "dense pp4 m8 untied": Case(DENSE + parallel(pp=4) + microbatches(8), 4),
+    "moe mla mtp pp2 ep2 m4 bf16 distributed optimizer, recompute": Case(
+        DEEPSEEK + parallel(pp=2, ep=2) + microbatches(4, 2) + BF16 + DISTRIBUTED_OPTIMIZER + SELECTIVE_RECOMPUTE, 4
+    ),
+    "dense pp2 tp2 sp m4 tied bf16": Case(
+        tied(DENSE) + TWO_LAYERS + parallel(pp=2, tp=2) + ["--sequence-parallel"] + microbatches(4) + BF16, 4
+    ),
+}
+FULL_CASES = {
+    "dense pp2 m16 tied": Case(tied(DENSE) + parallel(pp=2) + microbatches(16), 2),
+    "dense pp4 m16 bf16 full recompute": Case(DENSE + parallel(pp=4) + microbatches(16) + BF16 + FULL_RECOMPUTE, 4),
+    "dense pp4 m4 tied fp16": Case(tied(DENSE) + parallel(pp=4) + microbatches(4) + ["--fp16"], 4),
+    "dense pp2 dp2 m8 distributed optimizer": Case(
+        DENSE + parallel(pp=2) + microbatches(8, 2) + DISTRIBUTED_OPTIMIZER, 4
+    ),
+    "dense pp2 tp2 m4 without sp": Case(DENSE + TWO_LAYERS + parallel(pp=2, tp=2) + microbatches(4), 4),
+    "dense pp2 m8 bias, fewer microbatches than stages": Case(
+        [flag for flag in DENSE if flag != "--disable-bias-linear"] + parallel(pp=4) + microbatches(2), 4
+    ),
+    "moe mla mtp pp4 m8 untied": Case(DEEPSEEK + parallel(pp=4) + microbatches(8), 4),
+    "moe mla mtp pp2 m16 tied": Case(tied(DEEPSEEK) + parallel(pp=2) + microbatches(16), 2),
+    "moe mla mtp pp2 m4 tied bf16 full recompute": Case(
+        tied(DEEPSEEK) + parallel(pp=2) + microbatches(4) + BF16 + FULL_RECOMPUTE, 2
+    ),
+    "moe mla pp2 tp2 sp m4": Case(
+        DEEPSEEK
+        + TWO_LAYERS
+        + ["--mtp-num-layers", "0"]
+        + parallel(pp=2, tp=2)
+        + ["--sequence-parallel"]
+        + microbatches(4),
+        4,
+    ),
+    "dense pp2 m4 per-token loss": Case(DENSE + parallel(pp=2) + microbatches(4) + ["--calculate-per-token-loss"], 2),
+}
+
+
+def assert_same_bits(megatron: Runner, directory: Path, case: Case, more: list[str] = ZERO_BUBBLE) -> JobResult:
+    """Losses, every gradient of every step, and the parameters after it; returns the zero-bubble run."""
+    plain = megatron.run(case.args + SHORT, directory / "1f1b", case.world_size, hooks=GRADIENTS)
+    changed = megatron.run(
+        case.args + SHORT + more, directory / "zero_bubble", case.world_size, hooks=GRADIENTS + ORDER
+    )
+    assert changed.fingerprint == plain.fingerprint
+    for one, other in zip(plain.ranks, changed.ranks, strict=True):
+        assert len(one.extra["gradients"]) == 2
+        assert other.extra["gradients"] == one.extra["gradients"]
+        kinds = [kind for kind, _, _ in other.extra["order"]]
+        assert kinds.count("W") == kinds.count("B") > 0
+        assert other.extra["store"]["peak_bytes"] > 0
+    assert changed.parameters == plain.parameters
+    return changed
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_losses_and_every_gradient_equal_1f1b(megatron: Runner, tmp_path: Path, name: str) -> None:
+    assert_same_bits(megatron, tmp_path, CASES[name])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", FULL_CASES)
+def test_losses_and_every_gradient_equal_1f1b_in_the_full_matrix(megatron: Runner, tmp_path: Path, name: str) -> None:
+    assert_same_bits(megatron, tmp_path, FULL_CASES[name])
+
+
+@pytest.mark.full
+def test_gradient_accumulation_fusion_runs_without_the_extension(megatron: Runner, tmp_path: Path) -> None:
+    case = Case(DENSE + parallel(pp=2) + microbatches(4) + BF16, 2)
+    fused = [flag for flag in case.args if flag != "--no-gradient-accumulation-fusion"]
+    plain = megatron.run(case.args, tmp_path / "plain", 2)
+    changed = megatron.run(fused + ZERO_BUBBLE, tmp_path / "fused", 2)
+    assert changed.fingerprint == plain.fingerprint
+    assert changed.parameters == plain.parameters
+
+
+# -- what it does ---------------------------------------------------------------------------------------------------
+
+STAGES, COUNT = 4, 8
+
+
+@pytest.fixture(scope="module")
+def recorded(megatron: Runner, tmp_path_factory: pytest.TempPathFactory) -> JobResult:
+    """PP4, 8 microbatches, 2 steps with an evaluation of 2 microbatches after each."""
+    args = DENSE + parallel(pp=STAGES) + microbatches(COUNT) + SHORT + ZERO_BUBBLE
+    args += ["--eval-interval", "1", "--eval-iters", "1"]
+    hooks = [*ORDER, f"{HOOKS}:record_transfers"]
+    return megatron.run(args, tmp_path_factory.mktemp("recorded"), STAGES, hooks=hooks)
+
+
+def steps_of(rank: Any) -> list[tuple[str, int]]:
+    return [(kind, microbatch) for kind, microbatch, _ in rank.extra["order"] if kind in "FBW"]
+
+
+def test_recorded_order_is_the_simulators_and_evaluation_is_untouched(recorded: JobResult) -> None:
+    for stage, rank in enumerate(recorded.ranks):
+        expected = [(step.kind, step.microbatch) for step in zero_bubble_h1(stage, STAGES, COUNT)]
+        assert steps_of(rank) == 2 * expected
+
+
+def test_microbatches_in_flight_peak_as_in_1f1b(recorded: JobResult) -> None:
+    plain = simulate([one_forward_one_backward(stage, STAGES, COUNT) for stage in range(STAGES)], Durations(1, 1, 1))
+    for stage, rank in enumerate(recorded.ranks):
+        in_flight = peak = 0
+        for kind, _ in steps_of(rank):
+            in_flight += {"F": 1, "B": -1, "W": 0}[kind]
+            peak = max(peak, in_flight)
+        assert peak == plain.peak_in_flight(stage)
+
+
+def test_pending_operands_stay_within_the_policys_bound(recorded: JobResult) -> None:
+    for stage, rank in enumerate(recorded.ranks):
+        held = rank.extra["store"]
+        assert held["peak_pending"] == stage + 1
+        assert 0 < held["peak_bytes"] <= (stage + 1) * held["largest_microbatch"]
+        assert (held["pending"], held["bytes"]) == (0, 0)
+        assert f"stage {stage} of {STAGES} kept weight gradients of at most {stage + 1} microbatches back" in rank.log
+
+
+def test_weight_gradients_run_between_the_start_of_a_transfer_and_its_wait(recorded: JobResult) -> None:
+    for stage, rank in enumerate(recorded.ranks):
+        under_way = False
+        covered = total = 0
+        for kind, _, claimed in rank.extra["order"]:
+            if kind == "W":
+                assert claimed == under_way
+                covered, total = covered + under_way, total + 1
+            elif kind in ("start", "wait"):
+                under_way = kind == "start"
+        # Stage 0 sends nothing after a backward pass. In its cooldown it waits for three gradients; then for nothing.
+        assert (covered, total) == (2 * COUNT if stage else 2 * (STAGES - 1), 2 * COUNT)
+
+
+@pytest.mark.full
+def test_a_limit_bounds_what_is_kept_back_without_changing_a_bit(megatron: Runner, tmp_path: Path) -> None:
+    changed = assert_same_bits(
+        megatron, tmp_path, CASES["dense pp4 m8 untied"], [*ZERO_BUBBLE, "--musa-zero-bubble-max-pending", "1"]
+    )
+    assert [rank.extra["store"]["peak_pending"] for rank in changed.ranks] == [1, 2, 2, 2]
+
+
+# -- accidents ------------------------------------------------------------------------------------------------------
+
+
+def test_an_exception_in_a_microbatch_leaves_nothing_pending(megatron: Runner, tmp_path: Path) -> None:
+    args = DENSE + parallel(pp=2) + microbatches(8) + ZERO_BUBBLE
+    codes = megatron.start(args, tmp_path, 2, hooks=[f"{HOOKS}:fail_in_a_microbatch"])
+    assert codes == [7, 7]
+    last = Runner.log(tmp_path, 1)
+    assert "PENDING BEFORE 1" in last
+    assert "FAILED InjectedError PENDING 0 0 RUN None" in last
+    assert "PENDING 0 0 RUN None" in Runner.log(tmp_path, 0)
+
+
+def test_one_stage_is_refused_with_the_reason(megatron: Runner, tmp_path: Path) -> None:
+    assert megatron.start(DENSE + ZERO_BUBBLE, tmp_path, 1) == [1]
+    assert "--pipeline-model-parallel-size is 1, so there is no bubble to fill" in Runner.log(tmp_path, 0)
