@@ -10,7 +10,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -21,7 +21,7 @@ from musa_titan.patching.lock import Lock, drift_of
 from musa_titan.patching.profile import Profile, load_by_name
 from musa_titan.patching.report import Record, Report
 from musa_titan.patching.spec import Context, MusaTitanError, Patch, PatchError, PatchSettings, Skip, version_in_range
-from musa_titan.patching.target import Target, dress, stacking_order, unwrap_descriptor
+from musa_titan.patching.target import Target, dress, rebind, stacking_order, unwrap_descriptor
 
 logger = logging.getLogger("musa_titan")
 
@@ -104,7 +104,7 @@ class Engine:
             self.profile.name,
             self._accelerator.name,
             self.profile.upstream_version(),
-            tuple(self.records.values()),
+            tuple(replace(record) for record in self.records.values()),
             settings,
         )
 
@@ -119,6 +119,7 @@ class Engine:
         for target in reversed(self._order):
             foreign += target.take_back(modules)
         for journal in reversed(list(self._hooks.values())):
+            rebind(journal.replaced(), modules)  # names that upstream imported from what the hook changed
             foreign += journal.undo()
         self.process_journal.undo()
         self._order.clear()

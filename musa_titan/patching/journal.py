@@ -40,6 +40,10 @@ class Journal:
         # A class may wrap what it stores; remember what is really there, so that undo recognises it.
         self._writes.append((owner, name, before, raw_attribute(owner, name)))
 
+    def replaced(self) -> list[tuple[Any, Any]]:
+        """(what was stored, what it stands in for) of every write over an existing value, last first."""
+        return [(ours, before) for _, _, before, ours in reversed(self._writes) if before is not MISSING]
+
     def undo(self) -> list[str]:
         """Take every write back, last first; return the names left alone because somebody else wrote there since."""
         foreign: list[str] = []

@@ -59,11 +59,21 @@ class Target:
         """Undo everything, also in `modules` that imported the new value by name; returns names overwritten since."""
         foreign = self.journal.undo()
         if self.value is not MISSING and self.original is not MISSING:
-            for module, name in _holders(self.value, modules):
-                vars(module)[name] = self.original
+            rebind([(self.value, self.original)], modules)
         self.value = self.original = MISSING
         self.stack = ()
         return foreign
+
+
+def rebind(replacements: list[tuple[Any, Any]], modules: list[ModuleType]) -> None:
+    """For each (held, wanted): store `wanted` wherever one of `modules` binds `held`, under any name."""
+    wanted = {id(held): (held, want) for held, want in replacements if isinstance(held, FunctionType | type)}
+    for module in modules:
+        namespace = object.__getattribute__(module, "__dict__")
+        for name, value in list(namespace.items()):
+            held, want = wanted.get(id(value), (MISSING, MISSING))
+            if held is value:
+                namespace[name] = want
 
 
 def _holders(value: Any, modules: list[ModuleType]) -> list[tuple[ModuleType, str]]:
