@@ -82,6 +82,21 @@ class P2POptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Fp8Options:
+    """FP8 linear layers. Megatron's ``--fp8-format``, ``--fp8-recipe`` and ``--fp8-param-gather`` ask for them."""
+
+    scale: str = option(
+        "auto",
+        "Block scales: mt = fp32 as MT-TransformerEngine's kernels compute them, pow2 = powers of two; auto = mt on "
+        "MUSA, pow2 elsewhere.",
+        choices=("auto", "mt", "pow2"),
+    )
+    emulate: bool = option(
+        False, "On a GPU without FP8 block GEMMs, decode the codes and multiply in bf16: the numbers, not the speed."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Feature:
     """A row of the table."""
 
@@ -122,6 +137,13 @@ class Feature:
 
 FEATURES: tuple[Feature, ...] = (
     Feature(name="runtime", title="Adapter behaviour", options=RuntimeOptions, prefix=""),
+    Feature(
+        name="fp8",
+        title="FP8 linear layers",
+        options=Fp8Options,
+        page="fp8.md",
+        validate="musa_titan.pretrain.fp8_rules:validate",
+    ),
     Feature(
         name="zero_bubble",
         title="Zero bubble",

@@ -5,8 +5,8 @@ from high precision along the tokens (128x1), and only those codes are kept: hal
 Backward: dy along its rows times the weight gives dx; dy and x along the tokens give dw.
 
 Sequence parallelism: each rank holds a part of the tokens. Row codes gather without loss whatever the part's length,
-and half the bytes travel. Token-wise blocks do not straddle parts only if a part is a multiple of 128 tokens; otherwise x
-is gathered in high precision, so that the result never depends on the number of ranks.
+and half the bytes travel. Token-wise blocks do not straddle parts only if a part is a multiple of 128 tokens; otherwise
+x is gathered in high precision, so that the result never depends on the number of ranks.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def quantize(x: torch.Tensor, kind: Kind, fmt: Format, mode: ScaleMode) -> Quant
     scale_inv = torch.empty(scale_shape(rows, columns, kind), dtype=torch.float32)
     native.musa_titan_fp8_quantize(
         _address(x), x.dtype == torch.bfloat16, _long(rows), _long(columns), _long(x.stride(0)), KINDS[kind],
-        fmt is E5M2, mode == "pow2", _address(codes), _address(scale_inv),
+        fmt == E5M2, mode == "pow2", _address(codes), _address(scale_inv),
     )  # fmt: skip
     return Quantized(codes, scale_inv, kind, fmt, exact_in_bf16=mode == "pow2")
 
@@ -86,7 +86,7 @@ def dequantize(q: Quantized, dtype: torch.dtype) -> torch.Tensor:
     rows, columns = q.codes.shape
     out = torch.empty(rows, columns, dtype=dtype)
     native.musa_titan_fp8_dequantize(
-        _address(q.codes), _address(q.scale_inv), _long(rows), _long(columns), KINDS[q.kind], q.format is E5M2,
+        _address(q.codes), _address(q.scale_inv), _long(rows), _long(columns), KINDS[q.kind], q.format == E5M2,
         dtype == torch.bfloat16, _address(out),
     )  # fmt: skip
     return out

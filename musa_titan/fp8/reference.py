@@ -38,7 +38,7 @@ def quantize(x: torch.Tensor, kind: Kind, fmt: Format, mode: ScaleMode) -> Quant
 
 
 def quantize_with_scale(x: torch.Tensor, scale: torch.Tensor, fmt: Format) -> Quantized:
-    """Quantise a matrix with one given `scale` (fp32 []), as delayed scaling does: saturating; NaN if it is not finite."""
+    """Quantise a matrix with one given `scale` (fp32 []), as delayed scaling does: NaN if it is not finite."""
     values = x.detach().float()
     finite = torch.isfinite(values).all()
     codes = torch.where(finite, _encode(values * scale, fmt), NAN_CODE)

@@ -7,6 +7,7 @@ TABLES: tuple[str, ...] = (
     "musa_titan.pretrain.optimizer",
     "musa_titan.pretrain.recompute",
     "musa_titan.pretrain.host",
+    "musa_titan.pretrain.fp8",
     "musa_titan.pretrain.p2p",
     "musa_titan.pretrain.zero_bubble",
 )
