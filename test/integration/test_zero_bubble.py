@@ -68,7 +68,7 @@ FULL_CASES = {
     "moe mla pp2 tp2 sp m4": Case(
         DEEPSEEK
         + TWO_LAYERS
-        + ["--mtp-num-layers", "0"]
+        + ["--mtp-num-layers", "0", "--moe-layer-freq", "1"]
         + parallel(pp=2, tp=2)
         + ["--sequence-parallel"]
         + microbatches(4),
