@@ -66,16 +66,22 @@ class Runner:
     """Starts the server at the first job and keeps it until :meth:`close`.
 
     `environment` is the server's: settings given by variable, ``ACCELERATOR_BACKEND``, and `megatron`, a directory
-    that holds another release, go there. Jobs differ in their flags, and in `env`, which only the ranks see.
+    that holds another release, go there; `paths` come next on its search path. Jobs differ in their flags, and in
+    `env`, which only the ranks see.
     """
 
-    def __init__(self, environment: Mapping[str, str] | None = None, megatron: Path | None = None) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str] | None = None,
+        megatron: Path | None = None,
+        paths: Sequence[Path] = (),
+    ) -> None:
         self._environment = {
             **os.environ, "ACCELERATOR_BACKEND": "cpu", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1",
             "CUDA_DEVICE_MAX_CONNECTIONS": "1", **(environment or {}),
         }  # fmt: skip
-        paths = [str(megatron)] if megatron is not None else []
-        self._environment["PYTHONPATH"] = os.pathsep.join([*paths, str(ROOT), os.environ.get("PYTHONPATH", "")])
+        first = [*([megatron] if megatron is not None else []), *paths, ROOT]
+        self._environment["PYTHONPATH"] = os.pathsep.join([*map(str, first), os.environ.get("PYTHONPATH", "")])
         self._server: subprocess.Popen[str] | None = None
 
     def run(

@@ -1,4 +1,4 @@
-"""With every feature off, Megatron's modules hold nothing of ours but the named hooks and repairs; unapply() ends that."""
+"""With every feature off, Megatron's modules hold only named hooks and repairs of ours; unapply() ends that."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def torch_snapshot():
     return {(str(owner), key): value for owner in TORCH for key, value in vars(owner).items()}
 
 def differing(one, other):
-    return sorted({f"{where}.{key}" for where, key in {*one, *other} if one.get((where, key)) is not other.get((where, key))})
+    return sorted({".".join(name) for name in {*one, *other} if one.get(name) is not other.get(name)})
 
 before_torch = torch_snapshot()
 import musa_titan
@@ -58,7 +58,8 @@ print("RESULT " + json.dumps({
     "torch_left": differing(before_torch, {k: v for k, v in torch_snapshot().items() if k in before_torch}),
     "view": sorted(f"{where}.{key}" for (where, key), value in on.items()
                    if str(getattr(value, "__module__", "")).startswith("musa_titan.accelerator")),
-    "hook_left": sys.excepthook is not sys.__excepthook__ or any("musa_titan" in type(f).__module__ for f in sys.meta_path),
+    "hook_left": sys.excepthook is not sys.__excepthook__
+                 or any("musa_titan" in type(finder).__module__ for finder in sys.meta_path),
     "records": [[r.id, r.target, r.feature, r.status] for r in report.records],
 }))
 """

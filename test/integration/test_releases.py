@@ -57,7 +57,7 @@ def run_core_only(release: str) -> list[float]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-        )  # fmt: skip
+        )
         for rank in range(2)
     ]
     outputs = [rank.communicate(timeout=240) for rank in ranks]
