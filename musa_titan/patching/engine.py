@@ -119,8 +119,9 @@ class Engine:
         for target in reversed(self._order):
             foreign += target.take_back(modules)
         for journal in reversed(list(self._hooks.values())):
-            rebind(journal.replaced(), modules)  # names that upstream imported from what the hook changed
+            replaced = journal.replaced()
             foreign += journal.undo()
+            rebind(replaced, modules)  # names that upstream imported from what the hook changed
         self.process_journal.undo()
         self._order.clear()
         self._hooks.clear()
