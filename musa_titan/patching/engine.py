@@ -118,10 +118,10 @@ class Engine:
         modules = self._prefixed_modules()
         for target in reversed(self._order):
             foreign += target.take_back(modules)
+        replaced = [pair for journal in self._hooks.values() for pair in journal.replaced()]
         for journal in reversed(list(self._hooks.values())):
-            replaced = journal.replaced()
             foreign += journal.undo()
-            rebind(replaced, modules)  # names that upstream imported from what the hook changed
+        rebind(replaced, modules)  # names that upstream imported from what a hook changed
         self.process_journal.undo()
         self._order.clear()
         self._hooks.clear()
