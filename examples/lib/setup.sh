@@ -14,7 +14,7 @@ SETUP_HELP="Variables of the set-up:
   PYTHON            Python 3.11 to build the environment with (default: python3.11, or python3 if that is 3.11)
   VENV              the environment (default: .venv at the top of the repository)
   TORCH_INDEX_URL   package index for torch alone. Where pip's own index gives the CUDA build (several GB) and no GPU is
-                    there: https://download.pytorch.org/whl/cpu
+                    there: the CPU index that the installation page of PyTorch names
   TORCH_WHEELS      folder of wheels for torch alone, looked at besides the index
   SETUP             no: use VENV as it is, install nothing (default: yes)"
 
