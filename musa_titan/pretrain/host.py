@@ -46,15 +46,4 @@ PATCHES = (
         why="an asynchronous save copies tensors of the device, but host tensors may change while it writes them",
         remove_when="the writer copies tensors in host memory",
     ),
-    Patch(
-        id="host.communicator_options",
-        kind="replace",
-        target="megatron.core.parallel_state:get_nccl_options",
-        make="musa_titan.pretrain.host_repairs:no_communicator_options",
-        when="musa_titan.pretrain.conditions:nccl_absent",
-        layer="backend",
-        why="--high-priority-stream-groups and --nccl-communicator-config-path build ProcessGroupNCCL.Options, which "
-        "only torch with NCCL has: AttributeError",
-        remove_when="get_nccl_options returns None where torch has no ProcessGroupNCCL",
-    ),
 )

@@ -55,12 +55,3 @@ def snapshot_tensors(current: Callable[..., None], context: Context) -> Callable
         ]
 
     return prepare_write_data
-
-
-def no_communicator_options(current: Callable[..., Any], context: Context) -> Callable[..., None]:
-    """Priorities and tunables of a communicator are NCCL's; other backends take theirs from the environment."""
-
-    def get_nccl_options(pg_name: str, nccl_comm_cfgs: Any) -> None:
-        return None
-
-    return get_nccl_options

@@ -6,6 +6,7 @@ TABLES: tuple[str, ...] = (
     "musa_titan.pretrain.local_layers",
     "musa_titan.pretrain.optimizer",
     "musa_titan.pretrain.recompute",
+    "musa_titan.pretrain.groups",
     "musa_titan.pretrain.host",
     "musa_titan.pretrain.fp8",
     "musa_titan.pretrain.p2p",

@@ -69,6 +69,16 @@ PATCHES = (
         remove_when=_TRITON_REMOVE,
     ),
     Patch(
+        id="wheel.triton.tensor_ops",
+        kind="around_import",
+        target="megatron.core.inference.contexts.attention_context.triton.tensor_ops",
+        make="musa_titan.pretrain.wheel_repairs:triton_for_tensor_ops",
+        when="musa_titan.pretrain.conditions:triton_absent",
+        versions=(None, "0.17"),
+        why=_TRITON_WHY,
+        remove_when=_TRITON_REMOVE,
+    ),
+    Patch(
         id="wheel.fused_kernels",
         kind="wrap",
         target="megatron.legacy.fused_kernels:load",

@@ -66,6 +66,8 @@ class _Placeholder:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         decorated = args[0] if len(args) == 1 and not kwargs and callable(args[0]) else None
+        if isinstance(decorated, _Placeholder):
+            return decorated
         return _Placeholder(getattr(decorated, "__name__", self._name))
 
     def __getitem__(self, grid: Any) -> Any:
@@ -105,4 +107,7 @@ triton_for_paged_stash_ops: _ContextFactory = partial(_triton_inside, "megatron.
 triton_for_paged_stash: _ContextFactory = partial(_triton_inside, "megatron.core.transformer.moe.paged_stash")
 triton_for_batch_invariant_kernels: _ContextFactory = partial(
     _triton_inside, "megatron.core.transformer.custom_layers.batch_invariant_kernels"
+)
+triton_for_tensor_ops: _ContextFactory = partial(
+    _triton_inside, "megatron.core.inference.contexts.attention_context.triton.tensor_ops"
 )
