@@ -1,6 +1,6 @@
 """Runs tests that import the torch_musa double: each in a child process, since renaming PrivateUse1 is for life.
 
-The children are forked by Python's fork server, which imports torch once and nothing else, so a test costs some tens of
+The children are forked by Python's fork server, which imports torch once, so a test costs some tens of
 milliseconds instead of an import of torch.
 """
 
@@ -29,7 +29,8 @@ requires_double = pytest.mark.skipif(
 )
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed"])
+# The inductor module is what makes importing torchada slow: it reads its registry.
+_context.set_forkserver_preload(["torch", "torch.distributed", "torch._inductor.template_heuristics.registry"])
 
 
 def isolated(**env: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

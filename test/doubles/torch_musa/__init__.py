@@ -8,6 +8,7 @@ and what the double cannot show. Switches: ``MUSA_DOUBLE_DEVICES`` (default 8) a
 # ruff: noqa: E402, F401, I001 - re-exports, in the order in which they depend on one another
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
@@ -15,6 +16,7 @@ import torch
 __version__ = "2.7.1"  # the public release whose names are provided
 
 torch.utils.rename_privateuse1_backend("musa")
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # torch_musa brings an inductor backend, the double has none
 
 from . import _build
 

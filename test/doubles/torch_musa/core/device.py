@@ -25,7 +25,8 @@ def _exchange_device(index: int) -> int:
     return _MUSAC._musa_exchangeDevice(index)
 
 
-_maybe_exchange_device = _exchange_device
+def _maybe_exchange_device(index: int) -> int:
+    return _MUSAC._musa_exchangeDevice(index)
 
 
 class Device:

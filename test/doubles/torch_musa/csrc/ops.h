@@ -121,8 +121,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("_local_scalar_dense", &local_scalar_dense);
   m.impl("record_stream", &record_stream);
-  // Composite operators win over a fallback; a GPU has kernels for these, and the composite forms round differently.
-  for (const char* name : {"native_layer_norm", "native_group_norm", "_fused_rms_norm"})
+  // Composite kernels win over a fallback. These are the differentiable ones of which CPU and GPU have their own kernel
+  // (dispatch table of torch 2.13); the composite forms round differently.
+  for (const char* name : {"native_layer_norm", "native_group_norm", "silu_backward", "mish_backward"})
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&host_fallback>());
 }
 
