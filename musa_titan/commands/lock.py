@@ -9,10 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from musa_titan.commands.output import Json, console, print_json
-from musa_titan.doctor.upstreams import all_patches, upstream_at
+from musa_titan.doctor.upstreams import all_patches, installed_root, upstream_at
 from musa_titan.patching.lock import LOCK_FILE, lock_content, shapes_in
 from musa_titan.patching.spec import MusaTitanError
 from musa_titan.patching.static import shapes_of
+from musa_titan.pretrain.upstream import megatron_version
 
 CACHE = Path(".cache/megatron")
 """Where ``test/run.sh`` unpacks upstream releases, one directory each, relative to the checkout."""
@@ -24,7 +25,7 @@ def lock(
         typer.Option(
             metavar="NAME=PATH",
             help=f"A release and its checkout, directory or wheel; repeatable. Without any: the releases in the lock, "
-            f"each from {CACHE}/NAME.",
+            f"each from {CACHE}/NAME or, if it is that one, the installed Megatron.",
         ),
     ] = None,
     check: Annotated[
@@ -59,7 +60,7 @@ def lock(
 
 def _paths(named: list[str], known: list[str]) -> dict[str, Path]:
     if not named:
-        return {release: CACHE / release for release in known}
+        return {release: _usual_place(release) for release in known}
     paths = {}
     for item in named:
         release, separator, path = item.partition("=")
@@ -67,6 +68,12 @@ def _paths(named: list[str], known: list[str]) -> dict[str, Path]:
             raise MusaTitanError(f"--upstream {item}: expected NAME=PATH, as in 0.19.2=/path/to/site-packages")
         paths[release] = Path(path)
     return paths
+
+
+def _usual_place(release: str) -> Path:
+    if not (CACHE / release).is_dir() and release == megatron_version():
+        return installed_root()
+    return CACHE / release
 
 
 def _regenerate(before: dict[str, Any], paths: dict[str, Path]) -> dict[str, Any]:

@@ -12,11 +12,10 @@ from musa_titan.patching.lock import Lock
 from musa_titan.patching.profile import Profile
 from musa_titan.patching.spec import MusaTitanError, Patch
 from musa_titan.patching.static import DirectoryTree, Finding, SourceTree, open_tree, resolve
+from musa_titan.pretrain.missing import INSTALL_MEGATRON
 from musa_titan.pretrain.upstream import megatron_roots, version_in
 
 PROFILES = ("pretrain", "rl")
-
-INSTALL_MEGATRON = "pip install --no-deps --ignore-requires-python megatron-core==0.19.2"
 
 
 @dataclass(frozen=True)
@@ -60,9 +59,19 @@ def installed_upstream() -> Upstream:
     if checkout:
         return upstream_at(Path(checkout))
     bases = [root.parent for root in megatron_roots() if (root / "core").is_dir()]
-    if not bases:
-        raise MusaTitanError(f"Megatron is not installed: {INSTALL_MEGATRON}, or set MEGATRON_PATH to a checkout")
-    return _with_version(DirectoryTree(str(bases[0]), bases))
+    return _with_version(DirectoryTree(str(installed_root()), bases))
+
+
+def installed_root() -> Path:
+    """The directory on the search path that holds ``megatron/core``.
+
+    Raises:
+        MusaTitanError: there is none.
+    """
+    for root in megatron_roots():
+        if (root / "core").is_dir():
+            return root.parent
+    raise MusaTitanError(f"Megatron is not installed: {INSTALL_MEGATRON}, or set MEGATRON_PATH to a checkout")
 
 
 def _with_version(tree: SourceTree) -> Upstream:

@@ -26,18 +26,19 @@ _STRING = (
     r'|"[^"\\\n]*(?:\\.[^"\\\n]*)*"'
     r"|'[^'\\\n]*(?:\\.[^'\\\n]*)*'"
 )
-_STRING_OR_COMMENT = re.compile(rf"{_STRING}|#[^\n]*", re.DOTALL)
-_STRING_OR_BRACKET = re.compile(rf"{_STRING}|[(){{}}\[\]:]", re.DOTALL)
-_CODE_BEFORE_STRING = re.compile(rf"(?:[^\"'#]|{_STRING})*", re.DOTALL)
-_DOCSTRING = re.compile(rf":\n\s*[rRuU]?(?:{_STRING})(?=\n|$)", re.DOTALL)
+_STRING_OR_COMMENT = re.compile(rf"(?s:{_STRING})|#[^\n]*")
+_DOCSTRING = re.compile(rf":\n\s*[rRuU]?(?s:{_STRING})(?=\n|$)")
 _HEADER = re.compile(r"\n( *)(?:async +def|def|class) +\w")
 _BINDING = re.compile(
     r"\n( *)(?:(?:async +def|def|class) +(\w+)|(\w+) *(?::[^=\n]+)?=(?!=)|(?:from +[\w.]+ +)?import\b[^\n(]*)"
 )
-_NAMES_ONLY = re.compile(r"\n\s+\w[\w ,]*[)#\n]")
-_IMPORT_LIST = re.compile(r"\n( *)(?:from +[\w.]+ +)?import *\([^()]*")
-_FIRST_HEADER = re.compile(r"^( *)(?:(?:async +)?(def)|class) ", re.MULTILINE)
-_NOT_THE_FUNCTION = re.compile(r"^\s*@(?:[\w.]*\boverload|\w+\.(?:setter|deleter))\b", re.MULTILINE)
+# Compiled when first used, which in a run whose upstream is known is never.
+_STRING_OR_BRACKET = rf"(?s:{_STRING})|[(){{}}\[\]:]"
+_CODE_BEFORE_STRING = rf"(?:[^\"'#]|(?s:{_STRING}))*"
+_NAMES_ONLY = r"\n\s+\w[\w ,]*[)#\n]"
+_IMPORT_LIST = r"\n( *)(?:from +[\w.]+ +)?import *\([^()]*"
+_FIRST_HEADER = r"(?m)^( *)(?:(?:async +)?(def)|class) "
+_NOT_THE_FUNCTION = r"(?m)^\s*@(?:[\w.]*\boverload|\w+\.(?:setter|deleter))\b"
 _BETWEEN_STATEMENTS = "\n\n"
 
 
@@ -151,11 +152,11 @@ class SourceFile:
 
     def _import_list_around(self, line: int) -> re.Match[str] | None:
         """The ``from x import (`` whose list goes on at `line`."""
-        if _NAMES_ONLY.match(self._text, line) is None:
+        if re.compile(_NAMES_ONLY).match(self._text, line) is None:
             return None
         opening = max(self._text.rfind(f"import{space}(", 0, line) for space in ("", " "))
         first = self._text.rfind("\n", 0, max(opening, 0))
-        match = _IMPORT_LIST.match(self._text, first) if first >= 0 else None
+        match = re.compile(_IMPORT_LIST).match(self._text, first) if first >= 0 else None
         return match if match is not None and match.end() > line else None
 
     def _statement(self, scope: Statement, line: int, depth: int) -> Statement:
@@ -224,7 +225,7 @@ class SourceFile:
         while any(offset >= 0 for offset in at.values()):
             offset, quote = min((offset, quote) for quote, offset in at.items() if offset >= 0)
             before = text[max(text.rfind("\n", 0, offset) + 1, resume) : offset]
-            if not before.strip() or _CODE_BEFORE_STRING.fullmatch(before):
+            if not before.strip() or re.fullmatch(_CODE_BEFORE_STRING, before):
                 end = resume = _closing(text, offset + 3, quote)
                 if "\n" in text[offset:end]:
                     starts.append(offset)
@@ -264,12 +265,12 @@ def _signature(statement: str) -> str:
     if statement.lstrip().startswith(("import ", "from ")):
         return "import"
     indent = len(statement) - len(statement.lstrip())
-    header = next((m for m in _FIRST_HEADER.finditer(statement) if len(m[1]) == indent), None)
+    header = next((m for m in re.finditer(_FIRST_HEADER, statement) if len(m[1]) == indent), None)
     if header is None:
         return "assignment"
     if header[2] is None:
         return "class"
-    if _NOT_THE_FUNCTION.search(statement[: header.start()]):
+    if re.search(_NOT_THE_FUNCTION, statement[: header.start()]):
         return ""
     function = ast.parse(statement[header.start() : _colon(statement, header.end())].strip() + " pass").body[0]
     assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -279,7 +280,7 @@ def _signature(statement: str) -> str:
 def _colon(text: str, start: int) -> int:
     """The offset after the colon that ends the header at `start`: the first one outside brackets."""
     depth = 0
-    for match in _STRING_OR_BRACKET.finditer(text, start):
+    for match in re.compile(_STRING_OR_BRACKET).finditer(text, start):
         if match[0] == ":" and depth == 0:
             return match.end()
         depth += (match[0] in "([{") - (match[0] in ")]}")

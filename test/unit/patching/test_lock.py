@@ -5,14 +5,19 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+from pathlib import Path
 
 import pytest
 
-from musa_titan.doctor.upstreams import all_patches, installed_upstream
+from musa_titan.doctor.upstreams import all_patches, installed_root, installed_upstream
 from musa_titan.patching.fingerprint import SourceFile
 from musa_titan.patching.lock import LOCK_FILE, Lock, lock_content, shapes_in
 from musa_titan.patching.spec import MusaTitanError, PatchError
+from musa_titan.patching.static import open_tree, shapes_of
+from musa_titan.pretrain.upstream import megatron_version
 from test.unit.patching.synthetic import FakeSettings, Upstream, patch
+
+RELEASES = Path(__file__).parents[3] / ".cache" / "megatron"
 
 CHECKED = """
 def f(x, scale=1):
@@ -118,3 +123,14 @@ def test_lock_file_knows_every_patched_definition_of_the_installed_megatron() ->
 
 def test_lock_file_has_no_target_that_no_patch_has() -> None:
     assert set(json.loads(LOCK_FILE.read_text())["targets"]) <= {patch.target for patch in all_patches()}
+
+
+@pytest.mark.parametrize("release", json.loads(LOCK_FILE.read_text())["releases"])
+def test_lock_file_is_what_the_release_gives(release: str) -> None:
+    place = RELEASES / release
+    if release == megatron_version():
+        place = installed_root()
+    if not place.is_dir():
+        pytest.skip(f"megatron-core {release} is not in .cache/megatron; `bash test/run.sh` unpacks it")
+    known = shapes_in(json.loads(LOCK_FILE.read_text()))[release]
+    assert shapes_of(all_patches(), open_tree(place, "megatron.core")) == known
