@@ -105,14 +105,14 @@ def test_doctor_upstream_at_a_path_reports_each_kind_of_drift(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     tree = megatron_copy(tmp_path)
-    edit(tree / "megatron/core/parallel_state.py", "def get_nccl_options(", "def get_options(")
+    edit(tree / "megatron/core/parallel_state.py", "def initialize_model_parallel(", "def initialise(")
     edit(tree / "megatron/training/arguments.py", "def validate_args(args, ", "def validate_args(args, more=0, ")
     code, found = run_json(capsys, "doctor", "--upstream", str(tree))
     states = {finding["id"]: finding["state"] for finding in found["patches"]}
     assert code == 1
-    assert (states["host.communicator_options"], states["entry.validation"]) == ("missing", "unknown")
+    assert (states["entry.distributed"], states["entry.validation"]) == ("missing", "unknown")
     assert states["entry.arguments"] == "known"
-    assert [line.partition(":")[0] for line in found["problems"]] == ["host.communicator_options"]
+    assert [line.partition(":")[0] for line in found["problems"]] == ["entry.distributed"]
     assert any(line.startswith("entry.validation: ") for line in found["warnings"])
 
 
