@@ -97,6 +97,38 @@ class Fp8Options:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OffloadOptions:
+    """Activations in host memory between forward and backward, timed by the pipeline schedule."""
+
+    enabled: bool = option(False, "Move activations to the host between their forward and their backward.")
+    fraction: float | None = option(
+        None, "Part of each block's bytes that moves, 0 to 1; not given: as much as saves memory and costs no time."
+    )
+    resident_gb: float | None = option(None, "Move what is needed to hold at most this many GB (1e9 B) of activations.")
+    peak_gb: float | None = option(None, "Move what is needed for a device memory peak of at most this many GB.")
+    drain: int | None = option(
+        None, "Schedule events given to a copy to the host; not given: from times and bandwidth."
+    )
+    prefetch: int | None = option(
+        None, "Schedule events given to a copy back, 0: none; not given: from times and bandwidth."
+    )
+    min_bytes: int = option(262144, "Smaller tensors stay on the device.")
+    modules: str | None = option(
+        None, "Move only what these modules save: names or shell patterns, separated by commas; not given: all."
+    )
+    host_gb: float | None = option(
+        None, "Host memory of a node, GB, for the activations of all its devices; not given: half of what is free."
+    )
+    bandwidth_gbs: float | None = option(
+        None, "GB/s of one device in each direction while all copy; not given: measured in the first iteration."
+    )
+    report_dir: str | None = option(
+        None, "Write each plan with its prediction, before the step, into this directory; not given: --musa-report-dir."
+    )
+    short_pipeline: bool = option(False, "Allow fewer than 3 pipeline stages, for research.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Feature:
     """A row of the table."""
 
@@ -160,6 +192,14 @@ FEATURES: tuple[Feature, ...] = (
         page="mooncake-p2p.md",
         validate="musa_titan.pretrain.p2p_rules:validate",
         missing="musa_titan.pretrain.p2p_rules:missing",
+    ),
+    Feature(
+        name="offload",
+        title="Activation offload",
+        options=OffloadOptions,
+        switch="enabled",
+        page="activation-offload.md",
+        validate="musa_titan.pretrain.offload_rules:validate",
     ),
 )
 

@@ -11,4 +11,5 @@ TABLES: tuple[str, ...] = (
     "musa_titan.pretrain.fp8",
     "musa_titan.pretrain.p2p",
     "musa_titan.pretrain.zero_bubble",
+    "musa_titan.pretrain.offload",
 )

@@ -1,0 +1,161 @@
+"""What stands in for a saved tensor while its bytes are away: a record per storage, a handle per tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from musa_titan.offload.device import Device
+from musa_titan.offload.lifetime import Block
+from musa_titan.offload.pool import HostPool, HostSlot
+from musa_titan.offload.saved import Key, SavedStorage
+from musa_titan.patching.spec import MusaTitanError
+
+
+class OffloadError(MusaTitanError):
+    """Offload cannot go on."""
+
+
+@dataclass(eq=False)
+class Record:
+    """One storage of a block, on the device (`storage`), on the host (`slot`), or both."""
+
+    key: Key
+    nbytes: int
+    storage: torch.UntypedStorage | None
+    slot: HostSlot
+    slot_is_ours: bool = True
+    has_left: bool = False
+    handles: list[_Handle] = field(default_factory=list)
+
+    def host_bytes(self) -> torch.Tensor:
+        """uint8 [nbytes] on the host."""
+        return self.slot.buffer[: self.nbytes]
+
+    def let_go(self, device: Device) -> bool:
+        """Drop the device memory; True if something else still holds it, so that nothing was gained.
+
+        The version counters of its tensors are kept, for the check at unpack.
+        """
+        for handle in self.handles:
+            handle.alias.data = _nothing(handle.alias.dtype, handle.alias.device)
+        storage, self.storage = self.storage, None
+        self.has_left = True
+        assert storage is not None
+        device.release(storage)
+        weak = storage._weak_ref()
+        del storage
+        alive = not torch.UntypedStorage._expired(weak)
+        torch.UntypedStorage._free_weak_ref(weak)  # type: ignore[no-untyped-call]
+        return alive
+
+    def return_slot(self, pool: HostPool) -> None:
+        """Give the host memory back, once."""
+        if self.slot_is_ours:
+            self.slot_is_ours = False
+            pool.give_back(self.slot)
+
+
+@dataclass(eq=False)
+class _Handle:
+    """How to make one saved tensor from its record again."""
+
+    record: Record
+    alias: torch.Tensor
+    """Shares the tensor's version counter; its memory until that is let go."""
+    version: int
+    dtype: torch.dtype
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    def restore(self) -> torch.Tensor:
+        """The tensor, on the device."""
+        if self.alias._version != self.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"[{self.dtype} {list(self.shape)}] is at version {self.alias._version}; "
+                f"expected version {self.version} instead. Its value is offloaded to the host"
+            )
+        if not self.record.has_left:
+            return self.alias
+        assert self.record.storage is not None
+        empty = torch.empty(0, dtype=self.dtype, device=self.record.storage.device)
+        return empty.set_(self.record.storage, self.offset, self.shape, self.stride)
+
+
+@dataclass(eq=False)
+class _Wrapper:
+    """A tensor made of others (FP8 codes and scales): parts that left are handles, parts that stayed are themselves."""
+
+    make: Callable[[dict[str, torch.Tensor]], torch.Tensor]
+    parts: dict[str, Any]
+
+
+class Packer:
+    """Takes host slots for `storages` and hooks every saved tensor that refers to them; done when constructed."""
+
+    def __init__(self, storages: Sequence[SavedStorage], pool: HostPool, load: Callable[[Block], None]) -> None:
+        self.owner: Block | None = None
+        """Set once the block is known to the engine; `load` is called with it for a tensor asked for early."""
+        self.records: list[Record] = []
+        self.spilled = 0
+        """Bytes for which the pool had no room."""
+        self._load = load
+        self._by_storage: dict[int, Record] = {}
+        for storage in storages:
+            slot = pool.take(storage.nbytes)
+            if slot is None:
+                self.spilled += storage.nbytes
+                continue
+            record = Record(storage.key, storage.nbytes, storage.storage, slot)
+            self._by_storage[storage.storage._cdata] = record
+            self.records.append(record)
+        hooked = {id(raw): raw for s in storages if s.storage._cdata in self._by_storage for raw in s.raw}
+        for raw in hooked.values():
+            raw.register_hooks(self._pack, self._unpack)
+        self._by_storage.clear()  # addresses of storages mean nothing once these are gone
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        if is_traceable_wrapper_subclass(tensor):
+            names, context = tensor.__tensor_flatten__()
+            kind, shape, stride = type(tensor), tensor.shape, tensor.stride()
+            return _Wrapper(
+                lambda parts: kind.__tensor_unflatten__(parts, context, shape, stride),
+                {name: self._pack(getattr(tensor, name)) for name in names},
+            )
+        record = self._by_storage.get(tensor.untyped_storage()._cdata)
+        if record is None:
+            return tensor
+        # Autograd passes a detached alias, never the variable itself: keeping it makes no reference cycle.
+        handle = _Handle(
+            record,
+            tensor,
+            tensor._version,
+            tensor.dtype,
+            tensor.shape,
+            tensor.stride(),
+            int(tensor.storage_offset()),
+        )
+        record.handles.append(handle)
+        return handle
+
+    def _unpack(self, packed: Any) -> torch.Tensor:
+        if isinstance(packed, _Wrapper):
+            return packed.make({name: self._unpack(part) for name, part in packed.parts.items()})
+        if isinstance(packed, _Handle):
+            if packed.record.has_left and packed.record.storage is None and self.owner is not None:
+                self._load(self.owner)
+            return packed.restore()
+        assert isinstance(packed, torch.Tensor)
+        return packed
+
+
+@cache
+def _nothing(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty(0, dtype=dtype, device=device)

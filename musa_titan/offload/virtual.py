@@ -1,0 +1,122 @@
+"""A CPU that behaves like a device with copy engines, on a clock that only moves when told.
+
+Two properties of a real device that plain CPU code would hide are kept, so that a missing dependency shows as a wrong
+number, every time:
+
+* A copy happens later than it is issued: `lag` events later, or when somebody waits for it, in the order of its stream.
+  Until then its destination holds poison (bytes 0xFF, NaN in every floating-point format).
+* Memory that was let go is overwritten at once, as the next kernel would.
+
+The clock runs per stream: compute advances by :meth:`VirtualDevice.compute`, a copy by its bytes over the bandwidth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from musa_titan.offload.device import Copy, as_bytes
+
+POISON = 0xFF
+
+
+@dataclass
+class _Work:
+    """A group of copies on one stream, or a moment of compute (no copies)."""
+
+    end: float
+    copies: list[Copy] = field(default_factory=list)
+    after: list[_Work] = field(default_factory=list)
+    stream: deque[_Work] | None = None
+    due: int = 0
+    done: bool = False
+
+
+class VirtualDevice:
+    """See the module. Bandwidths are in bytes per second of the virtual clock."""
+
+    def __init__(
+        self,
+        out_lag: int = 0,
+        in_lag: int = 0,
+        out_bandwidth: float = math.inf,
+        in_bandwidth: float = math.inf,
+    ) -> None:
+        self.now = 0.0
+        """Time of the compute stream, seconds."""
+        self.stalled = 0.0
+        """Seconds that compute has waited for copies."""
+        self._event = 0
+        self._out: deque[_Work] = deque()
+        self._in: deque[_Work] = deque()
+        self._lag = {id(self._out): out_lag, id(self._in): in_lag}
+        self._bandwidth = {id(self._out): out_bandwidth, id(self._in): in_bandwidth}
+        self._free_at = {id(self._out): 0.0, id(self._in): 0.0}
+
+    def compute(self, seconds: float) -> None:
+        """The compute stream is busy for `seconds`."""
+        self.now += seconds
+
+    def mark(self) -> _Work:
+        return _Work(self.now, done=True)
+
+    def wait(self, mark: _Work) -> None:
+        self._finish(mark)
+        self.stalled += max(0.0, mark.end - self.now)
+        self.now = max(self.now, mark.end)
+
+    def copy_out(self, copies: Iterable[Copy], after: Iterable[_Work]) -> _Work:
+        return self._issue(self._out, list(copies), list(after))
+
+    def copy_in(self, copies: Iterable[Copy], after: Iterable[_Work]) -> _Work:
+        return self._issue(self._in, list(copies), list(after))
+
+    def empty(self, nbytes: int) -> torch.Tensor:
+        return torch.full((nbytes,), POISON, dtype=torch.uint8)
+
+    def release(self, storage: torch.UntypedStorage) -> None:
+        if torch._C._storage_Use_Count(storage._cdata) == 1:  # nobody else holds it
+            as_bytes(storage).fill_(POISON)
+
+    def event_passed(self) -> None:
+        self._event += 1
+        for stream in (self._out, self._in):
+            while stream and stream[0].due <= self._event:
+                self._finish(stream[0])
+
+    def stamp(self) -> float:
+        return self.now
+
+    def seconds(self, start: float, end: float) -> float:
+        return end - start
+
+    def _issue(self, stream: deque[_Work], copies: list[Copy], after: list[_Work]) -> _Work:
+        key = id(stream)
+        for destination, _ in copies:
+            destination.fill_(POISON)
+        started = max([self._free_at[key], self.now, *(work.end for work in after)])
+        size = sum(destination.numel() for destination, _ in copies)
+        self._free_at[key] = started + size / self._bandwidth[key]
+        work = _Work(self._free_at[key], copies, after, stream, due=self._event + self._lag[key])
+        stream.append(work)
+        if self._lag[key] == 0:
+            self._finish(work)
+        return work
+
+    def _finish(self, work: _Work) -> None:
+        """Perform `work`, and before it what is ahead in its stream and what it waits for."""
+        if work.done or work.stream is None:
+            return
+        while not work.done:
+            first = work.stream[0]
+            for earlier in first.after:
+                self._finish(earlier)
+            for destination, source in first.copies:
+                destination.copy_(source)
+            first.done = True
+            first.copies, first.after = [], []
+            work.stream.popleft()

@@ -1,0 +1,104 @@
+"""Builds the session of this process from settings and accelerator."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from musa_titan.accelerator.interface import Accelerator
+from musa_titan.offload.device import Device, StreamDevice
+from musa_titan.offload.engine import Engine
+from musa_titan.offload.measure import Bandwidth, measure_bandwidth
+from musa_titan.offload.numa import node_of_device
+from musa_titan.offload.planner import Wishes
+from musa_titan.offload.pool import HostPool
+from musa_titan.offload.session import Session
+from musa_titan.patching.spec import Context, MusaTitanError
+
+GB = 1_000_000_000
+USABLE = 0.85
+"""Part of the host pool that a plan may fill: size classes round up, and slabs end in remainders."""
+
+
+def make_session(context: Context, label: str) -> Session:
+    """A session for the current device of this process; `label` names its pipeline stage in messages and reports."""
+    options, accelerator = context.settings["offload"], context.accelerator
+    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+    device = make_device(accelerator)
+    pool = make_pool(accelerator, options.host_gb)
+    engine = Engine(device, pool, min_bytes=options.min_bytes, is_on_device=accelerator.is_accelerator_tensor)
+    wishes = Wishes(
+        fraction=options.fraction,
+        resident=None if options.resident_gb is None else int(options.resident_gb * GB),
+        drain=options.drain,
+        prefetch=options.prefetch,
+        host_bytes=int(pool.capacity * USABLE),
+    )
+    runtime = accelerator.runtime
+    directory = options.report_dir or context.settings["runtime"].report_dir
+    return Session(
+        engine,
+        wishes,
+        bandwidth=lambda: bandwidth(device, pool, options.bandwidth_gbs),
+        target_peak=None if options.peak_gb is None else int(options.peak_gb * GB),
+        memory=lambda: (int(runtime.memory_allocated()), int(runtime.max_memory_allocated())),
+        report=Path(directory) / f"offload.rank{rank}.jsonl" if directory else None,
+        label=f"rank {rank}, {label}",
+    )
+
+
+def make_device(accelerator: Accelerator) -> Device:
+    """Streams of the device that this process has made current."""
+    kind = accelerator.device_type
+    index = None if kind == "cpu" else accelerator.runtime.current_device()
+    return StreamDevice(accelerator.runtime, torch.device(kind) if index is None else torch.device(kind, index))
+
+
+def make_pool(accelerator: Accelerator, host_gb: float | None) -> HostPool:
+    """This process's part of the node's host memory for activations."""
+    pinned = accelerator.probe("pinned_memory").usable
+    node = None
+    if pinned:
+        runtime: Any = accelerator.runtime
+        node = node_of_device(runtime.get_device_properties(runtime.current_device()))
+    return HostPool(host_bytes(host_gb) // local_ranks(), pinned=pinned, node=node)
+
+
+def host_bytes(host_gb: float | None) -> int:
+    """Bytes of a node's memory that activations may take; not given: half of what is available now."""
+    if host_gb is not None:
+        return int(host_gb * GB)
+    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            pages = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        pass
+    return pages // 2
+
+
+def local_ranks() -> int:
+    """Processes of this job on this node."""
+    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def bandwidth(device: Device, pool: HostPool, given: float | None) -> Bandwidth:
+    """Of one device, measured while all copy; or as given, GB/s in each direction.
+
+    Raises:
+        MusaTitanError: there is no room for the probing copies.
+    """
+    if given is not None:
+        return Bandwidth(given * GB, given * GB)
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+    measured = measure_bandwidth(device, pool)
+    if measured is None:
+        raise MusaTitanError(
+            f"activation offload: {pool.capacity:,} B of host memory for this process are too few to measure the "
+            "bandwidth. Raise --musa-offload-host-gb, or state --musa-offload-bandwidth-gbs"
+        )
+    return measured

@@ -1,0 +1,126 @@
+"""One pipeline stage without a pipeline: model chunks run in the order of a schedule, on inputs made up by index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from musa_titan.offload.lifetime import Block
+from musa_titan.offload.session import Session
+from musa_titan.schedule.order import Step
+
+HIDDEN, TOKENS = 32, 24
+
+
+class Layer(torch.nn.Module):
+    """Attention-like and MLP-like parts that save what a transformer layer saves, views and shared tensors included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(HIDDEN)
+        self.qkv = torch.nn.Linear(HIDDEN, 3 * HIDDEN, bias=False)
+        self.up = torch.nn.Linear(HIDDEN, 4 * HIDDEN)
+        self.down = torch.nn.Linear(4 * HIDDEN, HIDDEN)
+
+    def forward(self, x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.norm(x)).chunk(3, dim=-1)
+        scores = torch.softmax((q * rope) @ (k * rope).t(), dim=-1)
+        x = x + scores @ v
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Chunk(torch.nn.Module):
+    """Two layers; `rope` is made once, in the first forward, and held by the module: shared by all blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([Layer(), Layer()])
+        self.rope: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.rope is None:
+            self.rope = torch.linspace(0, 1, TOKENS * HIDDEN).view(TOKENS, HIDDEN).cos()
+        for layer in self.layers:
+            x = layer(x, self.rope)
+        return x * 1.5
+
+
+def make_chunks(count: int, kind: Callable[[], torch.nn.Module] = Chunk) -> list[torch.nn.Module]:
+    torch.manual_seed(1)
+    return [kind() for _ in range(count)]
+
+
+@dataclass
+class Run:
+    """Everything one iteration computes."""
+
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    input_grads: dict[Block, torch.Tensor] = field(default_factory=dict)
+    grads: list[torch.Tensor] = field(default_factory=list)
+    after_event: list[Any] = field(default_factory=list)
+
+    def equals(self, other: Run) -> bool:
+        mine = [*self.outputs, *self.input_grads.values(), *self.grads]
+        theirs = [*other.outputs, *other.input_grads.values(), *other.grads]
+        return len(mine) == len(theirs) and all(map(same_bits, mine, theirs))
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal to the bit, NaNs included."""
+    return a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def run_iteration(
+    chunks: Sequence[torch.nn.Module],
+    order: Sequence[Step],
+    session: Session | None = None,
+    *,
+    key: object = None,
+    after_event: Callable[[], Any] = lambda: None,
+    during: Callable[[Step], None] = lambda step: None,
+) -> Run:
+    """Run `order`; `during` is called inside each event (a device's clock may advance there)."""
+    run = Run()
+    parameters = [parameter for chunk in chunks for parameter in chunk.parameters()]
+    for parameter in parameters:
+        parameter.grad = None
+    excluded = {parameter.untyped_storage()._cdata for parameter in parameters}
+    waiting: dict[Block, tuple[torch.Tensor, torch.Tensor]] = {}
+    if session is not None:
+        session.begin(key if key is not None else len(order), lambda: order)
+    for step in order:
+        block = Block(step.chunk, step.microbatch)
+        if step.kind == "F":
+            if session is not None:
+                session.before_forward()
+            x = seeded(block, 0).requires_grad_()
+            y = chunks[step.chunk](x)
+            during(step)
+            waiting[block] = (x, y)
+            run.outputs.append(y.detach().clone())
+            if session is not None:
+                session.after_forward(block, [y], excluded | {x.untyped_storage()._cdata})
+        else:
+            if session is not None:
+                session.before_backward(block)
+            x, y = waiting.pop(block)
+            y.backward(seeded(block, 1))
+            during(step)
+            assert x.grad is not None
+            run.input_grads[block] = x.grad
+            if session is not None:
+                session.after_backward(block)
+        del x, y
+        run.after_event.append(after_event())
+    if session is not None:
+        session.end()
+    run.grads = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
+    return run
+
+
+def seeded(block: Block, what: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * what + 100 * block.chunk + block.microbatch)
+    return torch.randn(TOKENS, HIDDEN, generator=generator)
