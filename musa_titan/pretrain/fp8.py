@@ -24,7 +24,7 @@ PATCHES = (
         layer="numerics",
         phase="configured",
         when=_OWN,
-        why="config.fp8 means TransformerEngine to forty places upstream: MoE is refused, recomputation calls te_checkpoint",
+        why="config.fp8 means TransformerEngine to forty places upstream: MoE is refused, others call te_checkpoint",
         remove_when="a spec provider can say that it computes FP8 without TransformerEngine",
     ),
     Patch(
@@ -75,6 +75,19 @@ PATCHES = (
         when=_OWN,
         why="as fp8.column_parallel",
         remove_when="the local linear layers compute FP8",
+    ),
+    Patch(
+        id="fp8.grouped_experts",
+        kind="wrap",
+        target="megatron.core.transformer.moe.experts:SequentialMLP.forward",
+        make="musa_titan.pretrain.fp8_experts:group_experts",
+        feature="fp8",
+        layer="numerics",
+        phase="configured",
+        when=_OWN,
+        parameters=("permuted_local_hidden_states", "tokens_per_expert", "permuted_probs"),
+        why="--moe-grouped-gemm silently builds one linear layer an expert where TransformerEngine is missing",
+        remove_when="the local spec builds grouped experts",
     ),
     Patch(
         id="fp8.step",

@@ -21,11 +21,10 @@ from musa_titan.fp8.select import select_backend
 from musa_titan.fp8.tally import Tally
 from musa_titan.patching.spec import Context, MusaTitanError
 from musa_titan.pretrain import fp8_rules
+from musa_titan.pretrain.fp8_experts import ON_MODULE, multiply_for_group
 
 ON_CONFIG = "musa_titan_fp8"
 """Attribute of a TransformerConfig: the :class:`Recipe` that its linear layers follow."""
-ON_MODULE = "musa_titan_fp8"
-"""Attribute of a linear module that runs in FP8: its :class:`Fp8Layer`."""
 NONFINITE = "fp8 non-finite blocks"
 """Name under which Megatron's log shows the counter, when it is not zero."""
 
@@ -141,20 +140,19 @@ def multiply_in_fp8(current: Callable[..., torch.Tensor], context: Context) -> C
         if layer is None:
             return current(self, input, weight, **options)
         if options.get("gtp_remat_size", 1) > 1:
-            raise MusaTitanError(f"FP8 without Transformer Engine does not do GTP ({layer.name}). Switch one of them off")
+            raise MusaTitanError(
+                f"FP8 without Transformer Engine does not do GTP ({layer.name}). Switch one of them off"
+            )
+        fused = bool(options.get("gradient_accumulation_fusion"))
+        together = multiply_for_group(self, input, layer, fused)
+        if together is not None:
+            return together
         parallel = Parallel(
             options.get("tp_group"),
             gathers_input=bool(options.get("sequence_parallel")),
             reduces_dgrad=bool(options.get("allreduce_dgrad")),
         )
-        return fp8_linear(
-            input,
-            weight,
-            options.get("bias"),
-            layer,
-            parallel,
-            into_main_grad=bool(options.get("gradient_accumulation_fusion")),
-        )
+        return fp8_linear(input, weight, options.get("bias"), layer, parallel, into_main_grad=fused)
 
     return _forward_impl
 

@@ -77,7 +77,7 @@ def provider_for(transformer_impl: str) -> Provider:
 
 
 def computed_by_us(context: Context) -> str | None:
-    """Patch condition: FP8 was asked for and our layers compute it, or a program without a command line may still ask."""
+    """Patch condition: our layers compute FP8 here, or a program without a command line may still ask them to."""
     if request is None or request.provider == "musa_titan":
         return None
     return "FP8 is not asked for" if request.provider is None else "Transformer Engine computes FP8"
@@ -108,7 +108,7 @@ def recipe_of(source: Any, mode: ScaleMode) -> Recipe:
 
 
 def refuse_unsupported(source: Any) -> None:
-    """Raise MusaTitanError if `source` (arguments or TransformerConfig) asks for FP8 that only TransformerEngine has."""
+    """Raise MusaTitanError if `source` (arguments or TransformerConfig) asks for what only TransformerEngine has."""
     for field, needed, complaint in UNSUPPORTED:
         if bool(getattr(source, field, needed)) != needed:
             raise MusaTitanError(f"FP8 without Transformer Engine does not do {complaint}. Drop the flag")

@@ -1,0 +1,110 @@
+"""Run inside ranks: what FP8 did, and whether each of its products was right."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from musa_titan.fp8.quantized import E4M3
+from musa_titan.fp8.reference import dequantize, quantize
+from test.integration.recorder import Recorder
+
+
+def record_products(recorder: Recorder) -> None:
+    """``extra``: each step's ``products`` {"layer|form": count} and ``codes`` {format: elements}; ``layers``: names."""
+    from megatron.training import training
+
+    log = training.training_log
+    recorder.extra.update(products=[], codes=[])
+
+    def training_log(*args: Any, **kwargs: Any) -> Any:
+        from musa_titan.pretrain.fp8_binding import state
+
+        result = log(*args, **kwargs)
+        step = state.last_step
+        recorder.extra["products"].append({f"{name}|{form}": count for (name, form), count in step.gemms.items()})
+        recorder.extra["codes"].append(dict(step.codes))
+        recorder.extra["layers"] = [layer.name for layer in state.layers]
+        return result
+
+    training.training_log = training_log
+
+
+def save_gradients(recorder: Recorder) -> None:
+    """The gradients of the first step of every rank, in fp32, to ``$FP8_GRADIENTS/rankN.pt``."""
+    from megatron.training import training
+
+    finalize = training.finalize_model_grads
+    path = os.path.join(os.environ["FP8_GRADIENTS"], f"rank{os.environ['RANK']}.pt")
+
+    def finalize_model_grads(model: Any, *args: Any, **kwargs: Any) -> Any:
+        result = finalize(model, *args, **kwargs)
+        if not os.path.exists(path):
+            grads = {
+                f"{index}:{name}": parameter.main_grad.detach().float().clone()
+                for index, chunk in enumerate(model)
+                for name, parameter in chunk.named_parameters()
+                if hasattr(parameter, "main_grad")
+            }
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            torch.save(grads, path)
+        return result
+
+    training.finalize_model_grads = finalize_model_grads
+
+
+def check_outputs(recorder: Recorder) -> None:
+    """Compare every linear layer's output with the oracle on the layer's own input: bitwise, or the rank fails."""
+    from musa_titan.pretrain import fp8_binding
+
+    product = fp8_binding.fp8_linear
+    recorder.extra["checked"] = 0
+
+    def fp8_linear(x: Any, weight: Any, bias: Any, layer: Any, parallel: Any, **options: Any) -> Any:
+        y = product(x, weight, bias, layer, parallel, **options)
+        whole = x.detach()
+        if parallel.gathers_input:
+            parts = [torch.empty_like(whole) for _ in range(dist.get_world_size(parallel.group))]
+            dist.all_gather(parts, whole.contiguous(), group=parallel.group)
+            whole = torch.cat(parts)
+        rows = dequantize(quantize(whole.flatten(0, -2), "row", E4M3, "pow2"), torch.bfloat16)
+        tiles = dequantize(quantize(weight.detach(), "tile", E4M3, "pow2"), torch.bfloat16)
+        expected = rows @ tiles.t()
+        if bias is not None:
+            expected = expected + bias
+        assert torch.equal(y.detach().flatten(0, -2), expected), layer.name
+        recorder.extra["checked"] += 1
+        return y
+
+    fp8_binding.fp8_linear = fp8_linear
+
+
+def record_patches(recorder: Recorder) -> None:
+    """``extra["patches"]``: id -> status of every FP8 patch, after training."""
+
+    def finish() -> None:
+        import musa_titan
+
+        recorder.extra["patches"] = {
+            record.id: record.status for record in musa_titan.report().records if record.feature == "fp8"
+        }
+
+    recorder.at_end.append(finish)
+
+
+def poison_input(recorder: Recorder) -> None:
+    """Put an infinity into the input of one FP8 layer in the second step; no loss check may stop the run."""
+    from musa_titan.pretrain import fp8_binding
+
+    product = fp8_binding.fp8_linear
+
+    def fp8_linear(x: Any, weight: Any, bias: Any, layer: Any, parallel: Any, **options: Any) -> Any:
+        if layer.name == "layer 2: mlp.linear_fc1" and len(recorder.steps) == 1:
+            x = x.clone()
+            x[0, 0, 0] = float("inf")
+        return product(x, weight, bias, layer, parallel, **options)
+
+    fp8_binding.fp8_linear = fp8_linear
