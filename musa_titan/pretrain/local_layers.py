@@ -25,6 +25,16 @@ PATCHES = (
         remove_when="WrappedTorchNorm builds with config.sequence_parallel and marks its parameters",
     ),
     Patch(
+        id="local.mla_rope",
+        kind="wrap",
+        target="megatron.core.transformer.transformer_config:MLATransformerConfig.__post_init__",
+        make="musa_titan.pretrain.local_layers_repairs:unfused_mla_rope",
+        when="musa_titan.pretrain.conditions:triton_absent",
+        why="rope fusion is on by default and unchecked for MLA, but is a triton kernel: "
+        "TypeError: 'function' object is not subscriptable",
+        remove_when="MLATransformerConfig refuses or drops apply_rope_fusion without triton",
+    ),
+    Patch(
         id="local.mla_without_te",
         kind="replace",
         target="megatron.core.transformer.multi_latent_attention:HAVE_TE",

@@ -37,6 +37,16 @@ def norm_under_sequence_parallelism(current: Callable[..., Any], context: Contex
     return __new__
 
 
+def unfused_mla_rope(current: Callable[..., None], context: Context) -> Callable[..., None]:
+    """Rotate with Megatron's PyTorch code, the same function."""
+
+    def __post_init__(self: Any) -> None:  # noqa: N807
+        current(self)
+        self.apply_rope_fusion = False
+
+    return __post_init__
+
+
 def false(current: bool, context: Context) -> bool:
     """The flag says what is true."""
     return False

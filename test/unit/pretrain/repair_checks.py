@@ -113,6 +113,17 @@ def core_attention_takes_value_heads_of_another_width() -> None:
         )
 
 
+def mla_rotates_without_triton() -> None:
+    from megatron.core.transformer.transformer_config import MLATransformerConfig
+
+    shape: dict[str, Any] = {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "rope_type": "yarn"}
+    assert not MLATransformerConfig(**shape, apply_rope_fusion=True).apply_rope_fusion
+    fused = MLATransformerConfig.__new__(MLATransformerConfig)
+    with mock.patch.object(MLATransformerConfig, "__post_init__", MLATransformerConfig.__post_init__.__wrapped__):
+        fused.__init__(**shape, apply_rope_fusion=True)  # type: ignore[misc]
+    assert fused.apply_rope_fusion  # which only fails in the first step, inside a kernel that is a plain function
+
+
 def torch_norm_builds_under_sequence_parallelism() -> None:
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
