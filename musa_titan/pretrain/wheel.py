@@ -84,6 +84,7 @@ PATCHES = (
         target="megatron.legacy.fused_kernels:load",
         make="musa_titan.pretrain.wheel_repairs:skip_cuda_kernels",
         when="musa_titan.pretrain.conditions:nccl_absent",
+        versions=(None, "0.17"),
         why="it calls nvcc for the kernels of the legacy models: FileNotFoundError where there is no CUDA toolkit",
         remove_when="megatron.training.initialize no longer calls it in any supported version",
     ),
