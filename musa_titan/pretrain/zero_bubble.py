@@ -73,6 +73,18 @@ PATCHES = (
         remove_when="a layer built with gradient_accumulation_fusion=True trains without the extension",
     ),
     Patch(
+        id="zero_bubble.grad_ready",
+        kind="wrap",
+        target="megatron.core.distributed.param_and_grad_buffer:_ParamAndGradBucketGroup.register_grad_ready",
+        make=f"{_MAKE}:wait_for_weight_gradient",
+        feature="zero_bubble",
+        layer="schedule",
+        phase="configured",
+        parameters=("param",),
+        why="--overlap-grad-reduce sends a bucket off at the end of the backward pass, with weight gradients pending",
+        remove_when=_REMOVE,
+    ),
+    Patch(
         id="zero_bubble.batched_transfers",
         kind="wrap",
         target=f"{_P2P}:_batched_p2p_ops",

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from musa_titan.patching.journal import Journal
-from musa_titan.patching.spec import Context, MusaTitanError, Skip
+from musa_titan.patching.spec import Context, Skip
 from musa_titan.schedule import fused
 from musa_titan.schedule.delayed import DelayedLayers
 from musa_titan.schedule.policy import H1Policy
@@ -37,9 +37,12 @@ class _Model:
     embeddings: frozenset[int]
     """``id`` of embedding weights. One that is also an output layer's (MTP on a tied model) gets its gradient as ever:
     autograd adds the two uses before they reach ``main_grad``, and a part that came later would change the rounding."""
+    reduces_early: bool
+    """Gradients are reduced as soon as they are complete (``--overlap-grad-reduce``)."""
 
 
 _models: WeakKeyDictionary[torch.nn.Module, _Model] = WeakKeyDictionary()
+_reduces_early = False
 _reported = False
 
 
@@ -51,7 +54,7 @@ def run_zero_bubble(current: Callable[..., Any], context: Context) -> Callable[.
     options = context.settings["zero_bubble"]
 
     def forward_backward_pipelining_without_interleaving(**kwargs: Any) -> Any:
-        global _run
+        global _run, _reduces_early
         if kwargs.get("forward_only"):
             return current(**kwargs)
         from megatron.core.utils import get_model_config
@@ -65,7 +68,10 @@ def run_zero_bubble(current: Callable[..., Any], context: Context) -> Callable[.
         finalize = config.finalize_model_grads_func
         if finalize is not None:
             config.finalize_model_grads_func = _after(run.finish, finalize)
-        _run, store.excluded = run, known.embeddings
+        reduce = config.grad_sync_func
+        if reduce is not None:
+            config.grad_sync_func = _after(run.finish, reduce)
+        _run, store.excluded, _reduces_early = run, known.embeddings, known.reduces_early
         try:
             losses = current(**kwargs)
             run.finish()
@@ -74,7 +80,7 @@ def run_zero_bubble(current: Callable[..., Any], context: Context) -> Callable[.
             raise
         finally:
             _run = None
-            config.finalize_model_grads_func = finalize
+            config.finalize_model_grads_func, config.grad_sync_func = finalize, reduce
         _report_memory(group.rank(), group.size(), policy)
         return losses
 
@@ -117,6 +123,17 @@ def work_during_transfer(current: Callable[..., Any], context: Context) -> Calla
     return p2p_ops
 
 
+def wait_for_weight_gradient(current: Callable[..., Any], context: Context) -> Callable[..., Any]:
+    """``--overlap-grad-reduce``: autograd is done with a parameter, but its weight gradient may be pending."""
+
+    def register_grad_ready(self: Any, param: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if _run is None or not self.is_last_microbatch:
+            return current(self, param, *args, **kwargs)
+        return _run.when_complete(param, lambda: current(self, param, *args, **kwargs))
+
+    return register_grad_ready
+
+
 # -- one linear layer ------------------------------------------------------------------------------------------------
 
 
@@ -135,9 +152,12 @@ def split_linear_backward(current: Callable[..., Any], context: Context) -> Call
             return current(view.plain(), grad_output)
         added = getattr(weight, "grad_added_to_main_grad", None)
         grads = list(current(view, grad_output))
-        if added is not None:
-            weight.grad_added_to_main_grad = added
-        grads[1] = None  # upstream returns an uninitialised tensor, for hooks of --overlap-grad-reduce
+        if not _reduces_early:
+            # What comes back is an uninitialised tensor, and a mark not to use it, for hooks that want to see a
+            # gradient. Without them, no gradient and no mark: another use of the weight then still counts.
+            grads[1] = None
+            if added is not None:
+                weight.grad_added_to_main_grad = added
         return tuple(grads)
 
     return backward
@@ -211,24 +231,16 @@ def offer_gradient_fusion(module: ModuleType, context: Context, journal: Journal
 
 
 def _known(model: torch.nn.Module) -> _Model:
-    """Facts about `model`, checked and remembered at its first step.
-
-    Raises:
-        MusaTitanError: its gradients are reduced during the backward pass.
-    """
+    """Facts about `model`, found at its first step."""
     if model in _models:
         return _models[model]
     from megatron.core.tensor_parallel.layers import VocabParallelEmbedding
 
-    if getattr(getattr(model, "ddp_config", None), "overlap_grad_reduce", False):
-        raise MusaTitanError(
-            "zero bubble: overlap_grad_reduce sends gradients off at the end of the backward pass, before their weight "
-            "part is computed. Build DistributedDataParallel with overlap_grad_reduce=False"
-        )
     kinds = (VocabParallelEmbedding, torch.nn.Embedding)
     weights = [module.weight for module in model.modules() if isinstance(module, kinds)]
-    found = _models[model] = _Model(DelayedLayers(model, weights), frozenset(id(weight) for weight in weights))
-    return found
+    early = bool(getattr(getattr(model, "ddp_config", None), "overlap_grad_reduce", False))
+    _models[model] = _Model(DelayedLayers(model, weights), frozenset(id(weight) for weight in weights), early)
+    return _models[model]
 
 
 def _pipeline_group(kwargs: dict[str, Any]) -> Any:

@@ -10,12 +10,6 @@ from musa_titan.settings import Settings
 _DROP = "Drop it, or --musa-zero-bubble"
 
 CONFLICTS: tuple[tuple[str, str, str], ...] = (
-    (
-        "overlap_grad_reduce",
-        "--overlap-grad-reduce sends gradients off at the end of the last backward pass, before their weight part is "
-        "computed",
-        "Drop --overlap-grad-reduce (and --overlap-param-gather, which needs it), or --musa-zero-bubble",
-    ),
     ("delay_wgrad_compute", "--delay-wgrad-compute puts weight gradients off as well, for another schedule", _DROP),
     (
         "overlap_moe_expert_parallel_comm",

@@ -30,6 +30,9 @@ class DelayedLinear(Protocol):
 
     delay_wgrad: bool
 
+    def parameters(self, recurse: bool = True) -> Iterable[torch.nn.Parameter]:
+        """Those of ``torch.nn.Module``."""
+
     def pending_wgrads(self) -> list[int]:
         """Size in bytes of the operands of each pending product, oldest first."""
 
@@ -56,6 +59,10 @@ class TransformerEngineLinear:
     def fits(cls, module: Any) -> bool:
         """Whether `module` has the store. LayerNormMLP, which Megatron does not use, puts two products in it a call."""
         return hasattr(module, "wgrad_store") and not hasattr(module, "fc2_weight")
+
+    def parameters(self, recurse: bool = True) -> Iterable[torch.nn.Parameter]:
+        found: Iterable[torch.nn.Parameter] = self._module.parameters(recurse)
+        return found
 
     def pending_wgrads(self) -> list[int]:
         return [_bytes_in(operands) for operands, _ in self._module.wgrad_store.context.queue]
@@ -84,6 +91,10 @@ class ModuleCall:
     @property
     def storages(self) -> dict[int, int]:
         return {id(self): self.bytes}
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        return tuple(id(parameter) for parameter in self.layer.parameters(recurse=False))
 
     def compute(self) -> None:
         self.layer.backward_dw()

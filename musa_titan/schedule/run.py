@@ -8,15 +8,20 @@ transfer to or from a neighbour has just been started. From them it decides when
 3. They are computed as soon as the next transfer is under way, so that the transfer costs nothing; or, where a stage
    has nothing to send, before its next forward or backward pass.
 4. After the last backward pass everything is due, and :meth:`finish` computes what no transfer has covered.
+5. Whoever reduces gradients over data-parallel ranks hands each "this gradient is complete" to :meth:`when_complete`,
+   which passes it on, in the order given, when it has become true.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
+
+import torch
 
 from musa_titan.schedule.delayed import DelayedLayers
 from musa_titan.schedule.policy import H1Policy
@@ -62,6 +67,7 @@ class ScheduleRun:
         self._layers = layers
         self._observers = observers
         self._due = 0
+        self._announcements: deque[tuple[torch.Tensor, Callable[[], None]]] = deque()
         self._forwards = self._backwards = 0
         self.store = store
 
@@ -87,14 +93,25 @@ class ScheduleRun:
         """A transfer is under way and has not been waited for."""
         self._compute_due(during_transfer=True)
 
+    def when_complete(self, weight: torch.Tensor, announce: Callable[[], None]) -> None:
+        """Call `announce` once nothing of the gradient of `weight`, nor of those handed in before it, is pending.
+
+        During the backward pass of a microbatch that is not before its weight gradients are computed.
+        """
+        self._announcements.append((weight, announce))
+        if not self.store.collecting:
+            self._announce()
+
     def finish(self) -> None:
         """Compute all that is left: gradients are about to be reduced."""
         self._due = len(self.store)
         self._compute_due(during_transfer=False)
+        self._announce()
 
     def abandon(self) -> None:
         """The step failed: forget what is pending."""
         self._due = 0
+        self._announcements.clear()
         self.store.clear()
         self._layers.discard()
 
@@ -102,8 +119,12 @@ class ScheduleRun:
         while self._due > 0:
             self._due -= 1
             start = time.perf_counter()
-            microbatch = self.store.compute_oldest()
+            microbatch = self.store.compute_oldest(after_each=self._announce)
             self._tell(StepEvent("W", microbatch, start, time.perf_counter(), during_transfer))
+
+    def _announce(self) -> None:
+        while self._announcements and not self.store.waits_for(self._announcements[0][0]):
+            self._announcements.popleft()[1]()
 
     @contextmanager
     def _recorded(self, kind: Literal["F", "B"], microbatch: int) -> Iterator[None]:

@@ -10,7 +10,7 @@ kernel adds each by itself, and so does the store if it is given one.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,6 +30,10 @@ class PendingWork(Protocol):
     @property
     def storages(self) -> dict[int, int]:
         """Memory that it keeps alive: address (any unique number) -> bytes."""
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """``id`` of the weights whose gradient it completes."""
 
     def compute(self) -> None:
         """Add to the gradient, and drop the operands."""
@@ -83,6 +87,10 @@ class WeightUses:
         held = [tensor.untyped_storage() for product in self.products for tensor in product.tensors]
         return {storage.data_ptr(): storage.nbytes() for storage in held}
 
+    @property
+    def weights(self) -> tuple[int, ...]:
+        return (id(self._weight),)
+
     def compute(self) -> None:
         main_grad: torch.Tensor = self._weight.main_grad
         total: torch.Tensor | None = None
@@ -101,6 +109,7 @@ class WeightUses:
 class Addition:
     """A weight gradient of another form than :class:`Product`: what :func:`put_off` was given."""
 
+    weight: torch.Tensor
     add: Callable[[], None]
     operands: tuple[torch.Tensor, ...]
 
@@ -108,6 +117,10 @@ class Addition:
     def storages(self) -> dict[int, int]:
         held = [tensor.untyped_storage() for tensor in self.operands]
         return {storage.data_ptr(): storage.nbytes() for storage in held}
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        return (id(self.weight),)
 
     def compute(self) -> None:
         self.add()
@@ -120,6 +133,7 @@ class WeightGradientStore:
         self.excluded: frozenset[int] = frozenset()
         """``id`` of weights whose gradient must not wait: part of it reaches ``main_grad`` by another way."""
         self._pending: deque[tuple[int, list[PendingWork]]] = deque()
+        self._waiting: Counter[int] = Counter()
         self._collecting: list[PendingWork] | None = None
         self._uses: dict[int, WeightUses] = {}
         self.peak_pending = 0
@@ -152,6 +166,7 @@ class WeightGradientStore:
         finally:
             self._collecting, self._uses, _active = None, {}, None
         self._pending.append((microbatch, work))
+        self._waiting.update(weight for part in work for weight in part.weights)
         storages: dict[int, int] = {}
         for part in work:
             storages.update(part.storages)
@@ -173,10 +188,10 @@ class WeightGradientStore:
             self._collecting.append(uses)
         uses.products.append(product)
 
-    def add_call(self, add: Callable[[], None], operands: Sequence[torch.Tensor]) -> None:
+    def add_call(self, weight: torch.Tensor, add: Callable[[], None], operands: Sequence[torch.Tensor]) -> None:
         """Keep the call `add()` back; `operands` are the tensors that it holds. Only while :attr:`collecting`."""
         assert self._collecting is not None, "no backward pass is being collected"
-        self._collecting.append(Addition(add, tuple(operands)))
+        self._collecting.append(Addition(weight, add, tuple(operands)))
 
     # -- afterwards -------------------------------------------------------------------------------------------------
 
@@ -189,18 +204,27 @@ class WeightGradientStore:
         """Size of the operands held now."""
         return sum(self._bytes)
 
-    def compute_oldest(self) -> int:
-        """Compute the weight gradients of the oldest microbatch; returns its number."""
+    def waits_for(self, weight: torch.Tensor) -> bool:
+        """Whether a part of the gradient of `weight` is pending."""
+        return self._waiting[id(weight)] > 0
+
+    def compute_oldest(self, after_each: Callable[[], None] = lambda: None) -> int:
+        """Compute the weight gradients of the oldest microbatch, layer by layer; returns its number."""
         microbatch, work = self._pending.popleft()
         self._bytes.popleft()
+        work.reverse()
         with torch.no_grad():
             while work:
-                work.pop(0).compute()
+                part = work.pop()
+                part.compute()
+                self._waiting.subtract(part.weights)
+                after_each()
         return microbatch
 
     def clear(self) -> None:
         """Forget everything that is pending."""
         self._pending.clear()
+        self._waiting.clear()
         self._bytes.clear()
         self._collecting, self._uses = None, {}
 
@@ -217,7 +241,7 @@ def put_off(weight: torch.Tensor, add: Callable[[], None], operands: Sequence[to
     """
     if _active is None or not _active.accepts(weight):
         return False
-    _active.add_call(add, operands)
+    _active.add_call(weight, add, operands)
     return True
 
 

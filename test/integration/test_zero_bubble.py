@@ -18,9 +18,10 @@ HOOKS = "test.integration.zero_bubble_hooks"
 GRADIENTS = [f"{HOOKS}:record_gradients"]
 ORDER = [f"{HOOKS}:record_order"]
 
-SHORT = ["--train-iters", "2"]
+SHORT = ["--train-iters", "3"]
 BF16 = ["--bf16"]
 DISTRIBUTED_OPTIMIZER = ["--use-distributed-optimizer"]
+OVERLAP = [*DISTRIBUTED_OPTIMIZER, "--overlap-grad-reduce", "--overlap-param-gather"]
 FULL_RECOMPUTE = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1".split()
 SELECTIVE_RECOMPUTE = "--recompute-granularity selective --recompute-modules layernorm mla_up_proj moe".split()
 
@@ -53,6 +54,12 @@ FULL_CASES = {
     "dense pp2 m16 tied": Case(tied(DENSE) + parallel(pp=2) + microbatches(16), 2),
     "dense pp4 m16 bf16 full recompute": Case(DENSE + parallel(pp=4) + microbatches(16) + BF16 + FULL_RECOMPUTE, 4),
     "dense pp4 m4 tied fp16": Case(tied(DENSE) + parallel(pp=4) + microbatches(4) + ["--fp16"], 4),
+    "dense pp4 m8 overlapped reduction, not aligned": Case(
+        DENSE + parallel(pp=2) + microbatches(8, 2) + OVERLAP + ["--no-align-grad-reduce"], 4
+    ),
+    "moe mla mtp pp2 ep2 m4 tied bf16 overlapped reduction": Case(
+        tied(DEEPSEEK) + parallel(pp=2, ep=2) + microbatches(4, 2) + BF16 + OVERLAP, 4
+    ),
     "dense pp2 dp2 m8 distributed optimizer": Case(
         DENSE + parallel(pp=2) + microbatches(8, 2) + DISTRIBUTED_OPTIMIZER, 4
     ),
@@ -86,7 +93,7 @@ def assert_same_bits(megatron: Runner, directory: Path, case: Case, more: list[s
     )
     assert changed.fingerprint == plain.fingerprint
     for one, other in zip(plain.ranks, changed.ranks, strict=True):
-        assert len(one.extra["gradients"]) == 2
+        assert len(one.extra["gradients"]) == 3
         assert other.extra["gradients"] == one.extra["gradients"]
         kinds = [kind for kind, _, _ in other.extra["order"]]
         assert kinds.count("W") == kinds.count("B") > 0
@@ -124,7 +131,7 @@ STAGES, COUNT = 4, 8
 @pytest.fixture(scope="module")
 def recorded(megatron: Runner, tmp_path_factory: pytest.TempPathFactory) -> JobResult:
     """PP4, 8 microbatches, 2 steps with an evaluation of 2 microbatches after each."""
-    args = DENSE + parallel(pp=STAGES) + microbatches(COUNT) + SHORT + ZERO_BUBBLE
+    args = DENSE + parallel(pp=STAGES) + microbatches(COUNT) + ["--train-iters", "2"] + ZERO_BUBBLE
     args += ["--eval-interval", "1", "--eval-iters", "1"]
     hooks = [*ORDER, f"{HOOKS}:record_transfers"]
     return megatron.run(args, tmp_path_factory.mktemp("recorded"), STAGES, hooks=hooks)
