@@ -25,6 +25,8 @@ def main() -> None:
         train()
         return
     script = os.path.join(checkout, "pretrain_gpt.py")
+    if not os.path.isfile(script):
+        sys.exit(f"musa_titan: error: MEGATRON_PATH={checkout} has no pretrain_gpt.py")
     sys.path.insert(0, checkout)
     sys.argv[0] = script
     runpy.run_path(script, run_name="__main__")

@@ -33,6 +33,10 @@ class Settings:
     def strict(self) -> bool:
         return bool(self.options["runtime"].strict)
 
+    @property
+    def show_traceback(self) -> bool:
+        return bool(self.options["runtime"].traceback)
+
     def enabled(self, feature: str) -> bool:
         """Whether `feature` is on. Raises KeyError for a name that is not in the table."""
         row = next(row for row in FEATURES if row.name == feature) if feature in self.options else None

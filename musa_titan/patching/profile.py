@@ -27,6 +27,8 @@ class Profile:
     select_accelerator: Callable[[], Accelerator]
     upstream_version: Callable[[], str]
     """Version of the framework that is or would be imported; empty if there is none."""
+    explain: Callable[[BaseException], str | None] = lambda error: None
+    """One line for the user about an uncaught error that is not ours, such as a framework that is not installed."""
 
     def patches(self) -> tuple[Patch, ...]:
         """All patches of all tables.

@@ -78,6 +78,9 @@ class PatchSettings(Protocol):
     @property
     def strict(self) -> bool: ...
 
+    @property
+    def show_traceback(self) -> bool: ...
+
     def enabled(self, feature: str) -> bool: ...
 
 

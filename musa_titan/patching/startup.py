@@ -22,7 +22,7 @@ def start_engine(watcher: ImportWatcher) -> Engine:
         MusaTitanError: a setting is wrong, the accelerator is not usable, or the tables contradict each other.
     """
     journal = Journal()
-    show_errors_in_one_line(journal)
+    show_errors_in_one_line(journal, watcher)
     profile: Profile = importlib.import_module(f"musa_titan.{watcher.profile}.profile").PROFILE
     settings = profile.read_settings()
     engine = Engine(profile, profile.patches(), settings, profile.select_accelerator(), Lock.read())
@@ -33,15 +33,24 @@ def start_engine(watcher: ImportWatcher) -> Engine:
     return engine
 
 
-def show_errors_in_one_line(journal: Journal) -> None:
+def show_errors_in_one_line(journal: Journal, watcher: ImportWatcher) -> None:
     """Print an uncaught MusaTitanError as one line instead of a traceback; anything else as before."""
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        if isinstance(error, MusaTitanError) and os.environ.get("MUSA_TITAN_TRACEBACK") != "1":
+        message = str(error) if isinstance(error, MusaTitanError) else None
+        if message is None and watcher.engine is not None:
+            message = watcher.engine.profile.explain(error)
+        if message is not None and not _traceback_wanted(watcher):
             rank = f" [rank {os.environ['RANK']}]" if "RANK" in os.environ else ""
-            print(f"musa_titan: error{rank}: {error}", file=sys.stderr)
+            print(f"musa_titan: error{rank}: {message}", file=sys.stderr)
         else:
             previous(kind, error, traceback)
 
     journal.set(sys, "excepthook", hook)
+
+
+def _traceback_wanted(watcher: ImportWatcher) -> bool:
+    if watcher.engine is None:
+        return os.environ.get("MUSA_TITAN_TRACEBACK", "") not in ("", "0")
+    return watcher.engine.settings.show_traceback

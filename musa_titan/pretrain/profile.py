@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from musa_titan.pretrain.tables import TABLES
-
 from musa_titan.accelerator.select import select_accelerator
 from musa_titan.patching.profile import Profile
+from musa_titan.pretrain.missing import explain
+from musa_titan.pretrain.tables import TABLES
 from musa_titan.pretrain.upstream import megatron_version
 from musa_titan.settings import Settings, settings_from_environment
 
@@ -23,4 +23,5 @@ PROFILE = Profile(
     read_settings=_read_settings,
     select_accelerator=select_accelerator,
     upstream_version=megatron_version,
+    explain=explain,
 )

@@ -11,6 +11,14 @@ _TRITON_REMOVE = "the module imports on a machine without triton"
 
 PATCHES = (
     Patch(
+        id="wheel.old_transformer_engine",
+        kind="around_import",
+        target="megatron.core",
+        make="musa_titan.pretrain.te_check:refuse_old",
+        why="with a Transformer Engine before 2.0 megatron.core fails somewhere inside its own imports",
+        remove_when="Megatron checks the version of Transformer Engine before it imports from it",
+    ),
+    Patch(
         id="wheel.compile_helpers",
         kind="wrap",
         target="megatron.core.datasets.utils:compile_helpers",

@@ -15,7 +15,6 @@ import pytest
 from musa_titan.doctor.upstreams import installed_root
 
 ROOT = Path(__file__).resolve().parents[2]
-NEEDS_HOOK = pytest.mark.xfail(strict=True, reason="waits for its hook; remove this mark with it")
 CORE_ONLY = """
 import os, sys
 import musa_titan
@@ -99,7 +98,6 @@ def without_megatron(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@NEEDS_HOOK
 @pytest.mark.parametrize("how", ["our driver", "a user's program"])
 def test_megatron_not_importable_names_the_pip_command(tmp_path: Path, without_megatron: Path, how: str) -> None:
     env = environment([without_megatron], ACCELERATOR_BACKEND="cpu")
@@ -110,7 +108,6 @@ def test_megatron_not_importable_names_the_pip_command(tmp_path: Path, without_m
     assert "pip install --no-deps --ignore-requires-python megatron-core==" in line
 
 
-@NEEDS_HOOK
 def test_megatron_path_without_megatron(tmp_path: Path) -> None:
     env = environment(ACCELERATOR_BACKEND="cpu", MEGATRON_PATH=str(tmp_path / "nowhere"))
     line = refused(start(tmp_path, env, str(ROOT / "examples" / "pretrain_gpt.py")))
@@ -143,7 +140,6 @@ def test_unknown_definition_is_an_error_under_strict(tmp_path: Path, edited_mega
     assert "Use a checked release" in line
 
 
-@NEEDS_HOOK
 def test_transformer_engine_too_old(tmp_path: Path) -> None:
     package = tmp_path / "site" / "transformer_engine"
     package.mkdir(parents=True)

@@ -20,6 +20,7 @@ from musa_titan.patching.spec import Patch
 @dataclass(frozen=True)
 class FakeSettings:
     strict: bool = False
+    show_traceback: bool = False
     on: frozenset[str] = frozenset()
 
     def enabled(self, feature: str) -> bool:
