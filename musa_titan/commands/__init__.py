@@ -2,7 +2,7 @@
 
 import typer
 
-from musa_titan.commands import doctor, lock, patches
+from musa_titan.commands import doctor, lock, options, patches
 
 app = typer.Typer(
     help="Tools around training with Megatron-LM on Moore Threads GPUs.",
@@ -13,3 +13,4 @@ app = typer.Typer(
 app.command("doctor")(doctor.doctor)
 app.command("patches")(patches.patches)
 app.command("lock")(lock.lock)
+app.command("options")(options.options)
