@@ -24,6 +24,8 @@ class P2PConfig:
     transport: str = "auto"
     timeout: float = 600.0
     """Seconds without any progress of a pending transfer after which the session fails."""
+    start_timeout: float = 600.0
+    """Seconds that ranks wait for each other when the session is opened."""
     devices: str = ""
     """RDMA devices to use, separated by commas; empty: all."""
     host: str = ""

@@ -49,14 +49,14 @@ def open_session(
     """
     members = tuple(members)
     epoch = _epochs[members] = _epochs.get(members, 0) + 1
-    board = Board(store, members, epoch, config.timeout)
+    board = Board(store, members, epoch, config.start_timeout)
     start = _Start(members, rank, config, memory or Memory(), epoch)
     record = start.prepare()
     board.publish("record", rank, record.encode())
     records = {member: Record.decode(text) for member, text in board.collect("record").items()}
     problem = problem_of(records)
     if not problem:
-        session, trouble = start.meet(records)
+        session, trouble = start.meet(records, board)
         board.publish("met", rank, trouble)
         problem = "; ".join(text.decode() for text in board.collect("met").values() if text)
         if not problem:
@@ -111,26 +111,29 @@ class _Start:
             regions=tuple((region.base, region.size) for region in arena.regions),  # type: ignore[arg-type]
         )
 
-    def meet(self, records: dict[int, Record]) -> tuple[Session | None, str]:
+    def meet(self, records: dict[int, Record], board: Board) -> tuple[Session | None, str]:
         """Call the neighbours and look at their memory; (session, "") or (None, what is wrong)."""
         assert self.links is not None
         assert self.local is not None
         session = Session(self.rank, self.members, self.config, self.local, self.links)
         peers = {rank: _peer_of(records[rank]) for rank in {session.next, session.previous}}
         hello = {"rank": self.rank, "nonce": self.nonce}
-        timeout = self.config.timeout
+        timeout = self.config.start_timeout
         # Of each pair one calls: every stage its next one, and of two stages only the first.
         two = len(self.members) == 2
         first = self.members.index(self.rank) == 0
         try:
+            called = records[session.next]
             if not two or first:
-                record = records[session.next]
-                self.links.connect(record.rank, record.link, hello, record.nonce, timeout)
+                self.links.call(called.rank, called.link, hello, timeout)
             if not two or not first:
-                self.links.accept(session.previous, hello, records[session.previous].nonce, timeout)
+                self.links.accept(session.previous, hello, records[session.previous].nonce, timeout, board.alarmed)
+            if not two or first:
+                self.links.confirm(called.rank, called.link, hello, called.nonce, timeout)
             for peer in peers.values():
                 self._check_identity(peer)
         except P2PError as error:
+            board.raise_alarm()
             return None, f"rank {self.rank}: {str(error).removeprefix('mooncake p2p: ')}"
         self.links.ready()
         session.start(peers)

@@ -97,10 +97,17 @@ class Board:
             except RuntimeError as error:
                 raise HandshakeError(
                     f"mooncake p2p: ranks {self._missing(kind)} did not come to the handshake of pipeline "
-                    f"{self._members} within {self._timeout:g} s. Look at their logs; if they are only slow to start, "
-                    "raise --musa-p2p-timeout"
+                    f"{self._members} within {self._timeout:g} s. Look at their logs: what do they do before the first "
+                    "step that these ranks do not?"
                 ) from error
         return {rank: self._store.get(self._key(kind, rank)) for rank in self._members}
+
+    def raise_alarm(self) -> None:
+        """Tell ranks that still wait for a call that there will be no session."""
+        self._store.set(f"{self._prefix}/alarm", "")
+
+    def alarmed(self) -> bool:
+        return self._store.check([f"{self._prefix}/alarm"])
 
     def _missing(self, kind: str) -> list[int]:
         return [rank for rank in self._members if not self._store.check([self._key(kind, rank)])]

@@ -15,6 +15,7 @@ import select
 import socket
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,45 +81,57 @@ class Links:
             end.setblocking(False)
         _open.add(self)
 
-    def connect(
-        self, peer: int, address: tuple[str, int], hello: dict[str, Any], expected: int, timeout: float
-    ) -> None:
-        """Call `peer` and check that it answers with the nonce `expected`.
+    def call(self, peer: int, address: tuple[str, int], hello: dict[str, Any], timeout: float) -> None:
+        """Connect to `peer` and say `hello`; the answer is for :meth:`confirm`, so that a ring can call all around.
 
         Raises:
-            HandshakeError: nobody or somebody else answers there.
+            HandshakeError: nobody is there.
         """
         try:
-            connection = socket.create_connection(address, timeout=timeout)
-            _send_line(connection, hello)
-            answer = _read_line(connection, time.monotonic() + timeout)
+            self._called = socket.create_connection(address, timeout=timeout)
+            _send_line(self._called, hello)
         except OSError as error:
-            raise HandshakeError(
-                f"mooncake p2p: rank {hello['rank']} cannot reach rank {peer} at {address[0]}:{address[1]} ({error}). "
-                "Check --musa-p2p-host and the firewall, and that no record of an earlier run is in the store"
-            ) from error
+            raise _unreachable(hello, peer, address, error) from error
+
+    def confirm(
+        self, peer: int, address: tuple[str, int], hello: dict[str, Any], expected: int, timeout: float
+    ) -> None:
+        """Check that whom :meth:`call` reached answers with the nonce `expected`.
+
+        Raises:
+            HandshakeError: nobody or somebody else answers.
+        """
+        try:
+            answer = _read_line(self._called, time.monotonic() + timeout)
+        except OSError as error:
+            raise _unreachable(hello, peer, address, error) from error
         if answer.get("nonce") != expected:
-            connection.close()
+            self._called.close()
             raise HandshakeError(
                 f"mooncake p2p: rank {hello['rank']} reached a process of another run at {address[0]}:{address[1]}, "
                 f"where rank {peer} should be. Stop the earlier run, and give each run its own rendezvous"
             )
-        self._add(peer, connection)
+        self._add(peer, self._called)
 
-    def accept(self, peer: int, hello: dict[str, Any], expected: int, timeout: float) -> None:
+    def accept(
+        self, peer: int, hello: dict[str, Any], expected: int, timeout: float, alarmed: Callable[[], bool]
+    ) -> None:
         """Wait until `peer`, which knows the nonce `expected`, has called. Calls of others are turned away.
+
+        Args:
+            alarmed: asked once a second whether there is no use in waiting any longer.
 
         Raises:
             HandshakeError: it did not call in time.
         """
         assert self._listener is not None
         deadline = time.monotonic() + timeout
-        while (left := deadline - time.monotonic()) > 0:
-            self._listener.settimeout(left)
+        while (left := deadline - time.monotonic()) > 0 and not alarmed():
+            self._listener.settimeout(min(left, 1.0))
             try:
                 connection, _ = self._listener.accept()
             except TimeoutError:
-                break
+                continue
             with contextlib.suppress(OSError):  # a caller that says nothing, or leaves
                 caller = _read_line(connection, min(deadline, time.monotonic() + CALLER_SECONDS))
                 _send_line(connection, hello)
@@ -126,10 +139,7 @@ class Links:
                     self._add(peer, connection)
                     return
             connection.close()
-        raise HandshakeError(
-            f"mooncake p2p: rank {peer} did not call rank {hello['rank']} within {timeout:g} s. "
-            "Look at that rank's log; raise --musa-p2p-timeout if it is only slow"
-        )
+        raise HandshakeError(f"mooncake p2p: rank {peer} did not call rank {hello['rank']}. Look at that rank's log")
 
     def ready(self) -> None:
         """All connections are made: stop listening."""
@@ -168,6 +178,13 @@ class Links:
             if hasattr(socket, name):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self.by_peer[peer] = Link(peer, connection)
+
+
+def _unreachable(hello: dict[str, Any], peer: int, address: tuple[str, int], error: OSError) -> HandshakeError:
+    return HandshakeError(
+        f"mooncake p2p: rank {hello['rank']} cannot reach rank {peer} at {address[0]}:{address[1]} ({error}). "
+        "Check --musa-p2p-host and the firewall, and that no record of an earlier run is in the store"
+    )
 
 
 def _send_line(connection: socket.socket, content: dict[str, Any]) -> None:
