@@ -11,7 +11,6 @@ import importlib
 import json
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import musa_titan
+from test.integration.ports import free_port
 
 musa_titan.apply_pretrain_patch()
 
@@ -114,12 +114,6 @@ def train_and_record(job: dict[str, Any], rank: int) -> None:
             raise
     path = Path(job["directory"]) / f"rank{rank}.json"
     path.write_text(json.dumps(recorder.result()))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

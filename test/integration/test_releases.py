@@ -12,7 +12,7 @@ import pytest
 
 from test.integration.conftest import release_directory
 from test.integration.flags import DEEPSEEK, DENSE, parallel
-from test.integration.rank_server import free_port
+from test.integration.ports import free_port
 from test.integration.runner import ROOT, Runner
 
 
