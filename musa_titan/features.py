@@ -129,6 +129,29 @@ class OffloadOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class YarnOptions:
+    """The two ends of YaRN's ramp, rotations over the original context; Megatron's command line lacks them."""
+
+    beta_fast: float | None = option(
+        None, "Dimensions that rotate more often than this keep their frequency; not given: Megatron's, 32."
+    )
+    beta_slow: float | None = option(
+        None, "Dimensions that rotate less often than this are scaled in full; not given: Megatron's, 1."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutOptions:
+    """Reinforcement learning: what generates."""
+
+    engine: str = option(
+        "sglang",
+        "What serves rollouts in slime and miles: SGLang, or a rehearsal engine on transformers that needs no GPU.",
+        choices=("sglang", "cpu"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Feature:
     """A row of the table."""
 
@@ -201,6 +224,14 @@ FEATURES: tuple[Feature, ...] = (
         page="activation-offload.md",
         validate="musa_titan.pretrain.offload_rules:validate",
     ),
+    Feature(
+        name="yarn",
+        title="YaRN ramp",
+        options=YarnOptions,
+        page="yarn.md",
+        validate="musa_titan.pretrain.yarn_rules:validate",
+    ),
+    Feature(name="rollout", title="Rollout engine", options=RolloutOptions, page="rl.md"),
 )
 
 

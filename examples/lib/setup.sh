@@ -1,13 +1,14 @@
 # shellcheck shell=bash
-# Sourced by examples/quickstart/run.sh and test/run.sh: the Python environment that both use, and how they speak.
+# Sourced by examples/quickstart/run.sh and test/run.sh: the Python environment that both use.
 
-ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+# shellcheck source=common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
 PYTHON=${PYTHON:-}
 VENV=${VENV:-$ROOT/.venv}
 SETUP=${SETUP:-yes}
 TORCH_VERSION=2.13.0
 MEGATRON_VERSION=0.19.2
-DRY_RUN=${DRY_RUN:-no}
 
 # shellcheck disable=SC2034 # the scripts that source this print it
 SETUP_HELP="Variables of the set-up:
@@ -17,31 +18,6 @@ SETUP_HELP="Variables of the set-up:
                     there: the CPU index that the installation page of PyTorch names
   TORCH_WHEELS      folder of wheels for torch alone, looked at besides the index
   SETUP             no: use VENV as it is, install nothing (default: yes)"
-
-say() { printf '==> %s\n' "$*"; }
-
-fail() {
-  printf 'error: %s\n' "$*" >&2
-  exit 1
-}
-
-# Run a command; in a dry run print it instead, such that it can be pasted.
-run() {
-  if [[ $DRY_RUN == no ]]; then
-    "$@"
-    return
-  fi
-  local word line=
-  for word in "$@"; do
-    [[ $word =~ ^[A-Za-z0-9_./=:,+-]+$ ]] || word=${word@Q}
-    line+=" $word"
-  done
-  printf '%s\n' "${line# }"
-}
-
-require_yes_or_no() {
-  [[ ${!1} == yes || ${!1} == no ]] || fail "$1='${!1}' is neither yes nor no"
-}
 
 is_python_311() { "$1" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1; }
 

@@ -2,7 +2,7 @@
 
 import typer
 
-from musa_titan.commands import doctor, lock, options, patches
+from musa_titan.commands import doctor, lock, options, patches, recipe
 
 app = typer.Typer(
     help="Tools around training with Megatron-LM on Moore Threads GPUs.",
@@ -14,3 +14,4 @@ app.command("doctor")(doctor.doctor)
 app.command("patches")(patches.patches)
 app.command("lock")(lock.lock)
 app.command("options")(options.options)
+app.add_typer(recipe.app, name="recipe")

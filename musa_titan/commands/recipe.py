@@ -1,0 +1,81 @@
+"""``musa-titan recipe``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from musa_titan.commands.output import Json, console, print_json, print_list, print_table
+from musa_titan.recipe.ask import Megatron
+from musa_titan.recipe.check import GIB, Report
+from musa_titan.recipe.check import check as check_recipe
+from musa_titan.recipe.describe import describe, find_recipes, repository
+
+app = typer.Typer(help="Check and rehearse pretraining recipes.", no_args_is_help=True)
+
+
+@app.command("check")
+def check(
+    recipes: Annotated[
+        list[Path] | None, typer.Argument(metavar="[RECIPE]...", help="Recipes; none: all of examples.")
+    ] = None,
+    megatron: Annotated[
+        Path | None,
+        typer.Option("--megatron", help="Parse with the Megatron in this directory instead of the installed one."),
+    ] = None,
+    device_gib: Annotated[float, typer.Option("--device-gib", help="Memory of one device.")] = 80,
+    json: Json = False,
+) -> None:
+    """Parse a recipe's flags with Megatron's own parser and recompute what it will need. Exit code 1 on a problem."""
+    described = [describe(path) for path in recipes or find_recipes(repository())]
+    with Megatron(megatron) as upstream:
+        reports = [check_recipe(recipe, upstream, device_gib) for recipe in described]
+    if json:
+        print_json({"recipes": [_document(report) for report in reports]})
+    elif len(reports) == 1:
+        _show(reports[0])
+    else:
+        _show_all(reports)
+    raise typer.Exit(1 if any(report.problems for report in reports) else 0)
+
+
+def _document(report: Report) -> dict[str, Any]:
+    return {
+        "recipe": report.recipe.name,
+        "model": report.recipe.model,
+        "megatron": report.version,
+        "world_size": report.recipe.world_size,
+        "findings": [asdict(finding) for finding in report.findings],
+        "problems": report.problems,
+        **report.facts,
+    }
+
+
+def _show(report: Report) -> None:
+    title = f"{report.recipe.name} on megatron-core {report.version}"
+    rows = [(finding.subject, finding.state, finding.detail) for finding in report.findings]
+    print_table(title, ("subject", "state", "detail"), rows)
+    verdict = f"{len(report.problems)} problems" if report.problems else "[green]no problems[/]"
+    console().print(verdict)
+
+
+def _show_all(reports: list[Report]) -> None:
+    rows = [_row(report) for report in reports]
+    columns = ("recipe", "state", "parameters", "active", "GPUs", "static GiB", "GFLOP/token")
+    print_table(f"{len(reports)} recipes on megatron-core {reports[0].version}", columns, rows)
+    for report in reports:
+        warnings = [f"{f.subject}: {f.detail}" for f in report.findings if f.state == "warning"]
+        print_list(report.recipe.name, warnings, "yellow")
+        print_list(report.recipe.name, report.problems, "red")
+
+
+def _row(report: Report) -> tuple[str, ...]:
+    facts = report.facts
+    state = "problem" if report.problems else "ok"
+    numbers = [f"{facts[key]:,}" if key in facts else "?" for key in ("total", "active")]
+    memory = f"{facts['static_bytes'] / GIB:.1f}" if "static_bytes" in facts else "?"
+    cost = f"{facts['flops_per_token'] / 1e9:,.1f}" if "flops_per_token" in facts else "?"
+    return (report.recipe.name, state, *numbers, f"{report.recipe.world_size:,}", memory, cost)
