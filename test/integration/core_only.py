@@ -67,6 +67,7 @@ def main() -> None:
         for parameter in model.parameters():
             parameter.grad = parameter.main_grad
         optimizer.step()
+        optimizer.zero_grad()  # or autograd adds the next gradient to main_grad before DDP does
         losses.append(sum(float(entry["loss"]) for entry in done) / MICROBATCHES if done else 0.0)
     if parallel_state.is_pipeline_last_stage():
         print("LOSSES", *[loss.hex() for loss in losses])

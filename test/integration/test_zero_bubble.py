@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +14,10 @@ import pytest
 
 from musa_titan.schedule.order import one_forward_one_backward, zero_bubble_h1
 from musa_titan.schedule.simulator import Durations, simulate
+from test.integration.conftest import release_directory
 from test.integration.flags import DEEPSEEK, DENSE, parallel
-from test.integration.runner import JobResult, Runner
+from test.integration.rank_server import free_port
+from test.integration.runner import ROOT, JobResult, Runner
 
 ZERO_BUBBLE = ["--musa-zero-bubble"]
 HOOKS = "test.integration.zero_bubble_hooks"
@@ -38,6 +44,7 @@ def tied(flags: list[str]) -> list[str]:
 class Case:
     args: list[str]
     world_size: int
+    hooks: tuple[str, ...] = ()
 
 
 TWO_LAYERS = ["--num-layers", "2"]
@@ -47,7 +54,9 @@ CASES = {
         DEEPSEEK + parallel(pp=2, ep=2) + microbatches(4, 2) + BF16 + DISTRIBUTED_OPTIMIZER + SELECTIVE_RECOMPUTE, 4
     ),
     "dense pp2 tp2 sp m4 tied bf16": Case(
-        tied(DENSE) + TWO_LAYERS + parallel(pp=2, tp=2) + ["--sequence-parallel"] + microbatches(4) + BF16, 4
+        tied(DENSE) + TWO_LAYERS + parallel(pp=2, tp=2) + ["--sequence-parallel"] + microbatches(4) + BF16,
+        4,
+        hooks=(f"{HOOKS}:without_batched_transfers",),
     ),
 }
 FULL_CASES = {
@@ -87,10 +96,9 @@ FULL_CASES = {
 
 def assert_same_bits(megatron: Runner, directory: Path, case: Case, more: list[str] = ZERO_BUBBLE) -> JobResult:
     """Losses, every gradient of every step, and the parameters after it; returns the zero-bubble run."""
-    plain = megatron.run(case.args + SHORT, directory / "1f1b", case.world_size, hooks=GRADIENTS)
-    changed = megatron.run(
-        case.args + SHORT + more, directory / "zero_bubble", case.world_size, hooks=GRADIENTS + ORDER
-    )
+    hooks = [*GRADIENTS, *case.hooks]
+    plain = megatron.run(case.args + SHORT, directory / "1f1b", case.world_size, hooks=hooks)
+    changed = megatron.run(case.args + SHORT + more, directory / "zero_bubble", case.world_size, hooks=hooks + ORDER)
     assert changed.fingerprint == plain.fingerprint
     for one, other in zip(plain.ranks, changed.ranks, strict=True):
         assert len(one.extra["gradients"]) == 3
@@ -111,6 +119,51 @@ def test_losses_and_every_gradient_equal_1f1b(megatron: Runner, tmp_path: Path, 
 @pytest.mark.parametrize("name", FULL_CASES)
 def test_losses_and_every_gradient_equal_1f1b_in_the_full_matrix(megatron: Runner, tmp_path: Path, name: str) -> None:
     assert_same_bits(megatron, tmp_path, FULL_CASES[name])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("release", ["0.17.1", "0.18.2"])
+def test_older_releases_give_the_same_bits(
+    megatron_release: Callable[[str], Runner], tmp_path: Path, release: str
+) -> None:
+    case = Case(DEEPSEEK + parallel(pp=2) + microbatches(4) + DISTRIBUTED_OPTIMIZER, 2)
+    assert_same_bits(megatron_release(release), tmp_path, case)
+
+
+def test_a_core_only_program_gets_it_by_variable_on_0_16() -> None:
+    port = free_port()
+    environment = {
+        **os.environ, "ACCELERATOR_BACKEND": "cpu", "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1", "PYTHONPATH": os.pathsep.join([str(release_directory("0.16.1")), str(ROOT)]),
+    }  # fmt: skip
+    command = [sys.executable, "-W", "ignore", "-m", "test.integration.core_only"]
+    ranks = [
+        subprocess.Popen(
+            command,
+            env={**environment, "MASTER_PORT": str(port + on), "MUSA_TITAN_ZERO_BUBBLE": str(on), "RANK": str(rank)},
+            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for on in (0, 1) for rank in (0, 1)
+    ]  # fmt: skip
+    outputs = [rank.communicate(timeout=240) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * 4, outputs[3][1][-3000:]
+    plain, zero_bubble = (
+        next(line for line in outputs[last][0].splitlines() if line.startswith("LOSSES")) for last in (1, 3)
+    )
+    assert zero_bubble == plain
+    assert "zero bubble: stage 1 of 2 kept weight gradients of at most 2 microbatches back" in outputs[3][0]
+
+
+def test_layers_that_keep_their_own_operands_give_the_same_bits(megatron: Runner, tmp_path: Path) -> None:
+    args = DENSE + TWO_LAYERS + parallel(pp=2) + microbatches(4) + SHORT
+    plain = megatron.run(args, tmp_path / "plain", 2, hooks=GRADIENTS)
+    changed = megatron.run(
+        args + ZERO_BUBBLE, tmp_path / "delaying", 2, hooks=[*GRADIENTS, *ORDER, f"{HOOKS}:delaying_layers"]
+    )
+    for one, other in zip(plain.ranks, changed.ranks, strict=True):
+        assert other.extra["gradients"] == one.extra["gradients"]
+        assert other.extra["layers"]["delayed"] >= 3 * 4 * 4  # steps, microbatches, layers of a block
+        assert other.extra["store"]["peak_bytes"] > 0
 
 
 @pytest.mark.full

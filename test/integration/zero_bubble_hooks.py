@@ -77,6 +77,68 @@ def record_transfers(recorder: Recorder) -> None:
     distributed.batch_isend_irecv = batch_isend_irecv
 
 
+def without_batched_transfers(recorder: Recorder) -> None:
+    """Megatron's other way of starting transfers (``batch_p2p_comm=False``), which no flag selects without VPP."""
+    p2p = importlib.import_module("megatron.core.pipeline_parallel.p2p_communication")
+    communicate = p2p.P2PCommunicator._communicate
+
+    def unbatched(self: Any, **kwargs: Any) -> Any:
+        self.config.batch_p2p_comm = False
+        return communicate(self, **kwargs)
+
+    p2p.P2PCommunicator._communicate = unbatched
+
+
+def delaying_layers(recorder: Recorder) -> None:
+    """Make every linear layer one that keeps its own operands until ``backward_dw()``, as other libraries' do."""
+    layers = importlib.import_module("megatron.core.tensor_parallel.layers")
+    extra: dict[str, int] = {"delayed": 0}
+    recorder.extra["layers"] = extra
+    torch = importlib.import_module("torch")
+
+    class Delaying(torch.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(ctx: Any, x: Any, weight: Any) -> Any:
+            ctx.save_for_backward(x, weight)
+            return x.matmul(weight.t())
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            x, weight = ctx.saved_tensors
+            flat, flat_x = (t.contiguous().view(-1, t.shape[-1]) for t in (grad, x))
+            owner = weight.owner
+            dgrad = flat.matmul(weight).view(x.shape)
+            if not owner.delay_wgrad:
+                return dgrad, flat.t().matmul(flat_x)
+            owner.queue.append((flat, flat_x))
+            extra["delayed"] += 1
+            return dgrad, None
+
+    def linear(input: Any, weight: Any, **others: Any) -> Any:
+        return Delaying.apply(input, weight)
+
+    def make_delaying(module: Any) -> None:
+        def backward_dw() -> None:
+            grad, x = module.queue.pop(0)
+            module.weight.main_grad.add_(grad.t().matmul(x))
+
+        module.weight.owner = module
+        module.delay_wgrad, module.queue, module.backward_dw = False, [], backward_dw
+        module.discard_wgrads = module.queue.clear
+        module.pending_wgrads = lambda: [grad.nbytes + x.nbytes for grad, x in module.queue]
+
+    def then_delay(build: Callable[..., None]) -> Callable[..., None]:
+        def build_delaying(self: Any, *args: Any, **kwargs: Any) -> None:
+            build(self, *args, **kwargs)
+            make_delaying(self)
+
+        return build_delaying
+
+    for kind in (layers.ColumnParallelLinear, layers.RowParallelLinear):
+        kind.__init__ = then_delay(kind.__init__)
+    layers.linear_with_grad_accumulation_and_async_allreduce = linear
+
+
 def fail_in_a_microbatch(recorder: Recorder) -> None:
     """Fail in the sixth backward pass of the second step, say what is left, and end the rank in peace."""
     schedules = importlib.import_module("megatron.core.pipeline_parallel.schedules")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +13,8 @@ from musa_titan.schedule.delayed import DelayedLayers
 from musa_titan.schedule.order import one_forward_one_backward, zero_bubble_h1
 from musa_titan.schedule.policy import H1Policy
 from musa_titan.schedule.run import ScheduleRun, StepEvent
-from musa_titan.schedule.store import WeightGradientStore
+from musa_titan.schedule.store import Product, WeightGradientStore
+from test.unit.schedule.test_store import weight_of
 
 
 def run_of(stage: int, microbatches: int, limit: int | None = None) -> tuple[ScheduleRun, list[StepEvent]]:
@@ -82,3 +85,36 @@ def test_a_failed_backward_pass_leaves_nothing_pending_after_abandon() -> None:
     run.finish()
     assert len(run.store) == 0
     assert not any(event.kind == "W" for event in events)
+
+
+def test_a_gradient_is_announced_when_no_part_of_it_is_pending_and_in_order() -> None:
+    run, _ = run_of(stage=1, microbatches=2)
+    first, second, plain = (weight_of() for _ in range(3))
+    announced: list[str] = []
+    for _ in range(2):
+        with run.forward():
+            pass
+        with run.backward():
+            for weight in (first, second):
+                run.store.add(weight, Product(torch.ones(2, 4), torch.ones(2, 6)))
+            if run._backwards == 2:  # the last one, in which Megatron announces
+                for name, weight in (("plain", plain), ("first", first), ("second", second)):
+                    run.when_complete(weight, partial(announced.append, name))
+    assert announced == []
+    seen: list[list[str]] = []
+    kernel = run.store.compute_oldest
+    run.store.compute_oldest = lambda after_each: kernel(lambda: (after_each(), seen.append(list(announced))))  # type: ignore[assignment, method-assign]
+    run.finish()
+    # Two microbatches of two weights: nothing is complete before the second one's.
+    assert seen == [["plain"], ["plain"], ["plain", "first"], ["plain", "first", "second"]]
+
+
+def test_announcements_of_a_failed_step_are_dropped() -> None:
+    run, _ = run_of(stage=1, microbatches=2)
+    announced: list[str] = []
+    with run.backward():
+        run.store.add(weight := weight_of(), Product(torch.ones(2, 4), torch.ones(2, 6)))
+        run.when_complete(weight, lambda: announced.append("complete"))
+    run.abandon()
+    run.finish()
+    assert announced == []
