@@ -12,6 +12,7 @@ from musa_titan.patching.spec import Patch
 
 _LAYERS = "megatron.core.tensor_parallel.layers"
 _MAKE = "musa_titan.pretrain.fp8_binding"
+_TE = "musa_titan.pretrain.fp8_te"
 _OWN = "musa_titan.pretrain.fp8_rules:computed_by_us"
 
 PATCHES = (
@@ -113,5 +114,42 @@ PATCHES = (
         parameters=("loss_dict",),
         why="an infinity is lost in a conversion to FP8; where the first one appeared is worth more than a NaN loss",
         remove_when="upstream counts non-finite FP8 blocks",
+    ),
+    Patch(
+        id="fp8.te_recipe",
+        kind="wrap",
+        target="megatron.core.fp8_utils:get_fp8_recipe",
+        make=f"{_TE}:build_mtfp8",
+        feature="fp8",
+        layer="backend",
+        phase="configured",
+        when=f"{_TE}:mtfp8_present",
+        parameters=("config",),
+        why="MT-TransformerEngine says 2.0.0; Megatron asserts 2.1 for mxfp8 and 2.3 for blockwise, and trains neither",
+        remove_when="get_fp8_recipe looks for the recipe class instead of the version",
+    ),
+    Patch(
+        id="fp8.te_padding",
+        kind="wrap",
+        target="transformer_engine.pytorch.module.fp8_padding:Fp8Padding.__init__",
+        make=f"{_TE}:accept_alignment",
+        feature="fp8",
+        layer="backend",
+        when=f"{_TE}:mtfp8_present",
+        required=False,
+        why="Megatron 0.19 passes align_size to experts' padding, which TransformerEngine 2.0 does not take: TypeError",
+        remove_when="MT-TransformerEngine's Fp8Padding takes align_size",
+    ),
+    Patch(
+        id="fp8.te_unpadding",
+        kind="wrap",
+        target="transformer_engine.pytorch.module.fp8_unpadding:Fp8Unpadding.__init__",
+        make=f"{_TE}:accept_alignment",
+        feature="fp8",
+        layer="backend",
+        when=f"{_TE}:mtfp8_present",
+        required=False,
+        why="as fp8.te_padding",
+        remove_when="MT-TransformerEngine's Fp8Unpadding takes align_size",
     ),
 )

@@ -102,15 +102,22 @@ def mark(module: torch.nn.Module, name: str) -> None:
     recipe: Recipe | None = getattr(module.config, ON_CONFIG, None)
     if recipe is None or state.backend is None:
         return
+    before = len(state.layers)
     for path, linear in module.named_modules():
         if isinstance(linear, (ColumnParallelLinear, RowParallelLinear)):
             previous = getattr(linear, ON_MODULE, None)
-            if previous is not None:
+            if previous is not None:  # a transformer layer inside a prediction layer is marked by both
                 state.layers.remove(previous)
+                before -= 1
             layer = Fp8Layer(f"{name}: {path}", recipe, state.backend, state.tally)
             setattr(linear, ON_MODULE, layer)
             state.layers.append(layer)
             _note_alignment(linear, layer)
+    if len(state.layers) == before:
+        raise MusaTitanError(
+            f"FP8 was asked for, but {name} has none of Megatron's own linear layers, and only they are served "
+            "here. Use --transformer-impl local, or install a Transformer Engine that computes FP8"
+        )
 
 
 def _note_alignment(linear: Any, layer: Fp8Layer) -> None:

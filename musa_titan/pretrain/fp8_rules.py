@@ -11,6 +11,7 @@ from musa_titan.fp8.quantized import E4M3, E5M2, ScaleMode
 from musa_titan.fp8.recipe import Recipe
 from musa_titan.fp8.select import select_backend
 from musa_titan.patching.spec import Context, MusaTitanError
+from musa_titan.pretrain import fp8_te
 from musa_titan.pretrain.conditions import te_absent
 from musa_titan.settings import Settings
 
@@ -57,10 +58,11 @@ def validate(settings: Settings, args: Any) -> None:
         request = Request(None)
         return
     provider = provider_for(args.transformer_impl)
+    options = settings["fp8"]
     if provider == "transformer_engine":
+        fp8_te.validate(args, options.scale)
         request = Request(provider)
         return
-    options = settings["fp8"]
     select_backend(select_accelerator(), options.emulate)
     recipe_of(args, "pow2")
     refuse_unsupported(args)
@@ -122,4 +124,4 @@ def scale_mode(choice: str, accelerator: Accelerator) -> ScaleMode:
 
 
 def _te_absent() -> bool:
-    return te_absent(None) is not None  # type: ignore[arg-type]  # the condition does not look at its context
+    return te_absent(None) is None  # type: ignore[arg-type]  # the condition does not look at its context

@@ -108,3 +108,19 @@ def poison_input(recorder: Recorder) -> None:
         return product(x, weight, bias, layer, parallel, **options)
 
     fp8_binding.fp8_linear = fp8_linear
+
+
+def record_double(recorder: Recorder) -> None:
+    """``extra``: ``calls``, what the TransformerEngine double computed by recipe and gradient format; ``quantizers``,
+    class of module -> blocks of its forward quantisers, in order."""
+    from transformer_engine.pytorch.fp8 import CALLS
+
+    def finish() -> None:
+        recorder.extra.update(calls=dict(CALLS), quantizers={})
+        for chunk in recorder.model:
+            for module in chunk.modules():
+                if getattr(module, "quantizers", None):
+                    blocks = [[q.block_m, q.block_n] for q in module.quantizers["scaling_fwd"]]
+                    recorder.extra["quantizers"][type(module).__name__] = blocks
+
+    recorder.at_end.append(finish)

@@ -1,0 +1,5 @@
+from transformer_engine.pytorch.tensor import QuantizedTensor
+
+
+class Float8Tensor(QuantizedTensor):
+    """Per-tensor scaling; the double makes none."""
