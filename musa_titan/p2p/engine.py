@@ -57,6 +57,7 @@ class MooncakeEngine:
         """
         library = load_library()
         self.transport = _choose(library, transport)
+        self._devices = devices
         with _forced(self.transport if transport != "auto" else ""):
             self._engine = library.TransferEngine()
             if self._engine.initialize(host, "P2PHANDSHAKE", self.transport, devices) != 0:
@@ -143,8 +144,14 @@ class MooncakeEngine:
         return "musa" if getattr(library, "SUPPORT_MUSA", False) and not os.environ.get("MC_FORCE_TCP") else "tcp"
 
     def _adapters(self) -> list[str]:
-        """RDMA devices in the engine's own view of the machine (``{"cpu:0": [[near], [far]], …}``)."""
-        topology = json.loads(self._engine.get_local_topology() or "{}")
+        """RDMA devices in the engine's own view of the machine (``{"cpu:0": [[near], [far]], …}``).
+
+        To answer, the library starts a second engine and takes a second to stop it, so it is only asked where the
+        kernel shows devices.
+        """
+        if not adapters_of_machine():
+            return []
+        topology = json.loads(self._engine.get_local_topology(self._devices) or "{}")
         return sorted({name for lists in topology.values() for names in lists for name in names})
 
 
@@ -166,6 +173,12 @@ def load_library() -> Any:
 
 
 def _choose(library: Any, transport: str) -> str:
+    for name in ("MC_USE_TENT", "MC_USE_TEV1"):
+        if os.environ.get(name):
+            raise EngineError(
+                f"mooncake p2p: {name} is set; that engine chooses its transport in other ways, which nothing here can "
+                f"verify. Unset {name}"
+            )
     if transport == "musa" and not getattr(library, "SUPPORT_MUSA", False):
         raise EngineError(
             "mooncake p2p: transport musa was asked for, but this Mooncake was built without MUSA support "

@@ -65,7 +65,13 @@ def test_a_missing_library_is_named_with_its_packages(monkeypatch: pytest.Monkey
         load_library()
 
 
-def test_forcing_variables_of_the_user_survive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_other_engine_of_the_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MC_USE_TENT", "1")
+    with pytest.raises(EngineError, match="Unset MC_USE_TENT"):
+        MooncakeEngine("127.0.0.1", "tcp")
+
+
+def test_forcing_variables_of_the_user_survive() -> None:
     def forced(rank: int, count: int, store: Any) -> dict[str, str | None]:
         os.environ["MC_FORCE_HCA"] = "1"
         MooncakeEngine("127.0.0.1", "tcp")
@@ -114,7 +120,7 @@ def test_ranges_outside_registered_memory_are_refused_here_although_tcp_accepts_
 
 def close_and_reopen(rank: int, count: int, store: Any) -> list[tuple[int, int]]:
     seen = []
-    for _ in range(8):
+    for _ in range(4):
         memory = torch.zeros(4096, dtype=torch.uint8)
         engine = MooncakeEngine("127.0.0.1", "tcp")
         engine.register(memory.data_ptr(), memory.numel())

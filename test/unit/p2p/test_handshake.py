@@ -14,7 +14,7 @@ from musa_titan.p2p.connect import open_session
 from musa_titan.p2p.engine import load_library
 from musa_titan.p2p.handshake import Record, agreed_settings, problem_of
 from musa_titan.p2p.layout import Direction
-from test.unit.p2p.workers import run_ranks, values
+from test.unit.p2p.workers import leave, run_ranks, values
 
 
 def opens(rank: int, count: int, store: Any, options: list[dict[str, Any]]) -> str:
@@ -22,7 +22,7 @@ def opens(rank: int, count: int, store: Any, options: list[dict[str, Any]]) -> s
     session = open_session(range(count), rank, store, config)
     if session is None:
         return "default"
-    session.close()
+    leave(session)
     return "mooncake"
 
 

@@ -12,7 +12,7 @@ from musa_titan.p2p.connect import open_session
 from musa_titan.p2p.layout import CREDIT, HEADER_BYTES, Direction
 from musa_titan.p2p.message import DTYPES
 from musa_titan.p2p.session import Session
-from test.unit.p2p.workers import run_ranks, values
+from test.unit.p2p.workers import leave, run_ranks, values
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
 
@@ -59,7 +59,7 @@ def there_and_back(rank: int, count: int, store: Any, options: dict[str, Any], u
         equal.append(raw_bytes(back) == raw_bytes(original) and back.shape == original.shape)
         if rank == 1:
             session.isend(back, BACKWARD).wait()
-    session.close()
+    leave(session)
     assert session.failure is None
     return equal
 
@@ -88,7 +88,7 @@ def crossing(rank: int, count: int, store: Any) -> list[float]:
         handles += [session.isend(second, BACKWARD), session.isend(first, FORWARD)]
     for handle in handles:
         handle.wait()
-    session.close()
+    leave(session)
     return [got_forward[0].item(), got_backward[0].item()]
 
 
@@ -105,7 +105,7 @@ def freed_early(rank: int, count: int, store: Any) -> list[bool]:
             session.isend(tensor, FORWARD)
             tensor.data = torch.empty(1)
         store.set("sent", "")
-        session.close()
+        leave(session)
         return []
     store.wait(["sent"])
     seen = []
@@ -116,7 +116,7 @@ def freed_early(rank: int, count: int, store: Any) -> list[bool]:
         assert handle.wait()
         assert handle.is_completed()
         seen.append(bool((tensor == number).all()))
-    session.close()
+    leave(session)
     return seen
 
 
@@ -135,7 +135,7 @@ def changed_after_wait(rank: int, count: int, store: Any) -> list[float]:
         else:
             session.irecv(tensor, FORWARD).wait()
             seen.append(tensor.sum().item() / 1024)
-    session.close()
+    leave(session)
     return seen
 
 
@@ -148,13 +148,13 @@ def posted_ahead(rank: int, count: int, store: Any) -> list[float]:
     if rank == 0:
         for number in range(9):
             session.isend(torch.full((2000,), float(number)), FORWARD).wait()
-        session.close()
+        leave(session)
         return []
     tensors = [torch.empty(2000) for _ in range(9)]
     handles = [session.irecv(tensor, FORWARD) for tensor in tensors]
     for handle in reversed(handles):
         handle.wait()
-    session.close()
+    leave(session)
     return [tensor.mean().item() for tensor in tensors]
 
 
@@ -171,7 +171,7 @@ def ring_of_three(rank: int, count: int, store: Any, chunked: bool) -> dict[str,
         handles.append(session.isend(torch.full((2048,), float(rank)), direction))
     for handle in handles:
         handle.wait()
-    session.close()
+    leave(session)
     assert [tensor.mean().item() for tensor in got] == [(rank - 1) % 3] * 2 + [(rank + 1) % 3] * 2
     return session.statistics()
 
@@ -230,7 +230,7 @@ def unsuitable(rank: int, count: int, store: Any) -> list[str]:
         with pytest.raises(Exception, match="mooncake p2p") as caught:
             attempt()
         refused.append(str(caught.value))
-    session.close()
+    leave(session)
     assert session.failure is None
     return refused
 

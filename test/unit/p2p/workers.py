@@ -59,6 +59,12 @@ def run_ranks(
     return [found.get(id(process), Outcome(exit_code=process.exitcode or 0)) for process, _ in ranks]
 
 
+def leave(session: Any) -> None:
+    """Close `session` but keep its engine, which takes a second to stop; what stopping does has tests of its own."""
+    session.local.payload_engine.close = lambda: None
+    session.close()
+
+
 def values(outcomes: Sequence[Outcome]) -> list[Any]:
     """What the ranks returned; their traceback if one did not."""
     broken = [outcome for outcome in outcomes if outcome.error or outcome.exit_code]
