@@ -16,7 +16,7 @@ from musa_titan.schedule.order import one_forward_one_backward, zero_bubble_h1
 from musa_titan.schedule.simulator import Durations, simulate
 from test.integration.conftest import release_directory
 from test.integration.flags import DEEPSEEK, DENSE, parallel
-from test.integration.rank_server import free_port
+from test.integration.ports import free_port
 from test.integration.runner import ROOT, JobResult, Runner
 
 ZERO_BUBBLE = ["--musa-zero-bubble"]
@@ -59,7 +59,25 @@ CASES = {
         hooks=(f"{HOOKS}:without_batched_transfers",),
     ),
 }
+MOONCAKE = ["--musa-p2p", "mooncake", "--musa-p2p-transport", "tcp"]
+OFFLOAD = ["--musa-offload", "--musa-offload-fraction", "1", "--musa-offload-min-bytes", "0"]
+FP8 = ["--fp8-format", "e4m3", "--fp8-recipe", "blockwise"]
+TOGETHER = {
+    "mooncake and offload, dense pp4 m8": Case(DENSE + parallel(pp=4) + microbatches(8) + MOONCAKE + OFFLOAD, 4),
+    "fp8, moe mla mtp pp2 m4": Case(DEEPSEEK + parallel(pp=2) + microbatches(4) + BF16 + FP8, 2),
+}
 FULL_CASES = {
+    "mooncake, moe mla mtp pp2 m8 bf16": Case(DEEPSEEK + parallel(pp=2) + microbatches(8) + BF16 + MOONCAKE, 2),
+    "offload, moe mla mtp pp4 m8 bf16": Case(DEEPSEEK + parallel(pp=4) + microbatches(8) + BF16 + OFFLOAD, 4),
+    "fp8 mooncake offload, moe mla pp4 m8": Case(
+        DEEPSEEK + parallel(pp=4) + microbatches(8) + BF16 + FP8 + MOONCAKE + OFFLOAD, 4
+    ),
+    "fp8 fused into main_grad, dense pp2 tp2 sp m4": Case(
+        DENSE + TWO_LAYERS + parallel(pp=2, tp=2) + ["--sequence-parallel"] + microbatches(4) + BF16 + FP8, 4
+    ),
+    "fp8 delayed scaling, dense pp2 m4": Case(
+        DENSE + parallel(pp=2) + microbatches(4) + BF16 + ["--fp8-format", "hybrid", "--fp8-recipe", "delayed"], 2
+    ),
     "dense pp2 m16 tied": Case(tied(DENSE) + parallel(pp=2) + microbatches(16), 2),
     "dense pp4 m16 bf16 full recompute": Case(DENSE + parallel(pp=4) + microbatches(16) + BF16 + FULL_RECOMPUTE, 4),
     "dense pp4 m4 tied fp16": Case(tied(DENSE) + parallel(pp=4) + microbatches(4) + ["--fp16"], 4),
@@ -108,6 +126,11 @@ def assert_same_bits(megatron: Runner, directory: Path, case: Case, more: list[s
         assert other.extra["store"]["peak_bytes"] > 0
     assert changed.parameters == plain.parameters
     return changed
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_other_features_give_the_same_bits_with_it(megatron: Runner, tmp_path: Path, name: str) -> None:
+    assert_same_bits(megatron, tmp_path, TOGETHER[name])
 
 
 @pytest.mark.parametrize("name", CASES)
