@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from musa_titan.patching.report import Report
 
 __version__ = "0.1.0"
-__all__ = ["apply_pretrain_patch", "report", "unapply"]
+__all__ = ["apply_pretrain_patch", "apply_rl_patch", "report", "unapply"]
 
 
 def apply_pretrain_patch() -> None:
@@ -29,6 +29,20 @@ def apply_pretrain_patch() -> None:
             device is not usable, or a patch does not fit the Megatron found.
     """
     _boot.activate("pretrain")
+
+
+def apply_rl_patch() -> None:
+    """Adapt slime, miles and the Megatron inside them, from their first import on.
+
+    Idempotent, and may be called from within the import of slime or miles, which is where slime's own accelerator
+    start-up calls it; ``torch.musa`` is usable once it returns then. Other processes of the job get their patches from
+    ``SLIME_MUSA_PATCH_AT_STARTUP=1`` or ``MILES_MUSA_PATCH_AT_STARTUP=1``.
+
+    Raises:
+        musa_titan.patching.spec.MusaTitanError: at the first import of slime, miles or Megatron, if a setting is wrong,
+            the device is not usable, or a patch does not fit what is found.
+    """
+    _boot.activate("rl")
 
 
 def report() -> "Report":

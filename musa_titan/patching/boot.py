@@ -15,8 +15,12 @@ if TYPE_CHECKING:
 
     from musa_titan.patching.engine import Engine
 
-STARTS_ENGINE = frozenset({"torch", "megatron", "transformer_engine", "slime", "miles"})
-"""Top-level packages whose import starts the engine. Nothing is watched below them before that."""
+STARTS_ENGINE = {
+    "pretrain": frozenset({"torch", "megatron", "transformer_engine", "slime", "miles"}),
+    "rl": frozenset({"megatron", "transformer_engine", "slime", "miles"}),
+}
+"""Top-level packages whose import starts the engine. Nothing is watched below them before that. A Ray job has processes
+that import torch and are none of ours: SGLang's servers, whose ``torch.cuda`` is torchada's business, and daemons."""
 
 
 class ImportWatcher:
@@ -27,7 +31,7 @@ class ImportWatcher:
 
     def __init__(self, profile: str) -> None:
         self.profile = profile
-        self.names = STARTS_ENGINE
+        self.names = STARTS_ENGINE[profile]
         self.engine: Engine | None = None
         self.error: BaseException | None = None
 
@@ -103,7 +107,7 @@ def activate(profile: str) -> None:
         return
     watcher = ImportWatcher(profile)
     sys.meta_path.insert(0, watcher)
-    if not STARTS_ENGINE.isdisjoint(sys.modules):
+    if not watcher.names.isdisjoint(sys.modules):
         watcher.start()
 
 

@@ -30,15 +30,24 @@ def configure_after_validation(current: Callable[..., Any], context: Context) ->
 
     def validate_args(args: argparse.Namespace, *more: Any, **kwargs: Any) -> Any:
         validated = current(args, *more, **kwargs)
-        engine = _engine()
-        settings = settings_from_arguments(args, context.settings)
-        validate(settings, args)
-        if engine.configured and settings != engine.settings:
-            raise MusaTitanError("Megatron's arguments were validated twice with different --musa-… flags")
-        _configure(engine, settings)
+        configure_once(args, context.settings)
         return validated
 
     return validate_args
+
+
+def configure_once(args: argparse.Namespace, base: Settings) -> None:
+    """Freeze the settings that validated `args` ask for over `base`, and apply what waited for them.
+
+    Raises:
+        MusaTitanError: a rule of a feature is broken, or this process was configured with other flags before.
+    """
+    engine = _engine()
+    settings = settings_from_arguments(args, base)
+    validate(settings, args)
+    if engine.configured and settings != engine.settings:
+        raise MusaTitanError("Megatron's arguments were validated twice with different --musa-… flags")
+    _configure(engine, settings)
 
 
 def check_ranks_before_groups(current: Callable[..., Any], context: Context) -> Callable[..., Any]:

@@ -26,7 +26,7 @@ async def train(args: Any) -> None:
 
     groups = create_placement_groups(args)
     init_tracking(args)
-    manager, rollouts_per_epoch = create_rollout_manager(args, groups["rollout"])
+    manager, _ = create_rollout_manager(args, groups["rollout"])
     actor, _critic = await create_training_models(args, groups, manager)
     if args.offload_rollout:
         await manager.onload_weights.remote()

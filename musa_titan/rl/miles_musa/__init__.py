@@ -1,0 +1,1 @@
+"""Tables for miles: one for each role of a Ray job."""

@@ -1,0 +1,1 @@
+"""A model, a task and a reward small enough for a laptop."""

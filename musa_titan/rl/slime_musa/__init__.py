@@ -1,0 +1,1 @@
+"""Tables for slime: one for each role of a Ray job."""
