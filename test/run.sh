@@ -59,7 +59,13 @@ missing_system_packages() {
   local headers
   headers=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
   [[ -f $headers/Python.h ]] || echo python3.11-dev
+  # Shared libraries of the Mooncake engine.
+  shared_library libibverbs.so.1 || echo libibverbs1
+  shared_library libnuma.so.1 || echo libnuma1
+  shared_library libcurl.so.4 || echo libcurl4
 }
+
+shared_library() { "$VENV/bin/python" -c 'import ctypes, sys; ctypes.CDLL(sys.argv[1])' "$1" 2>/dev/null; }
 
 # unpack_megatron REQUIREMENT FOLDER: the folder "megatron" of a wheel, and nothing else of it.
 unpack_megatron() {
