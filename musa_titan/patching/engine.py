@@ -134,8 +134,14 @@ class Engine:
         patch = next(patch for patch in self.patches if patch.id == patch_id)
         target = self._targets[patch.target]
         target.take_back(self._prefixed_modules())
-        self._order = [other for other in self._order if other is not target]
-        del self._targets[patch.target]
+        others = tuple(other for other in target.patches if other is not patch)
+        if others:
+            target.patches = others
+            self._build(target, sys.modules[patch.module], late=False, fresh=False)
+            target.rebind_aliases(self._prefixed_modules())
+        else:
+            self._order.remove(target)
+            del self._targets[patch.target]
         self.records[patch_id].detail = "has run, and was taken back"
 
     # -- one module -------------------------------------------------------------------------------------------------
@@ -236,8 +242,7 @@ class Engine:
         module = sys.modules[patch.module]
         source = self._sources.get(patch.module)
         if source is None and self._lock.covers(patch.target):
-            with open(module.__file__ or "", encoding="utf-8") as file:
-                source = self._sources[patch.module] = SourceFile(file.read())
+            source = self._sources[patch.module] = SourceFile.read(module.__file__ or "")
         problem, refused = drift_of(patch, source.find(patch.attribute) if source else None, self._lock)
         if refused:
             raise PatchError(

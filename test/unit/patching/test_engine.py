@@ -279,6 +279,14 @@ def test_retire_takes_back_one_hook(upstream: Upstream) -> None:
     assert load("a").Outer.static(1) == 2
 
 
+def test_retire_leaves_other_patches_of_the_same_target(upstream: Upstream) -> None:
+    upstream.write(a=MODULE, b="from upstream.a import f\n")
+    engine = upstream.engine(patch("p", "upstream.a:f"), patch("q", "upstream.a:f", make="wrap_double"))
+    load("b")
+    engine.retire("p")
+    assert load("a").f(3) == load("b").f(3) == 6
+
+
 def test_unapply_leaves_foreign_writes_and_names_them(upstream: Upstream) -> None:
     upstream.write(a=MODULE)
     engine = upstream.engine(patch("p", "upstream.a:f"))
