@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Qwen3-30B-A3B with miles: GRPO, responses of up to 8k tokens, one machine of 8 devices.
+set -euo pipefail
+# shellcheck source=../lib/job.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib/job.sh"
+# shellcheck source=../lib/qwen3_30b_a3b.sh
+source "$ROOT/examples/rl/lib/qwen3_30b_a3b.sh"
+
+setting TOKENS_PER_GPU 32768
+
+model_settings() { qwen3_settings; }
+model_flags() { qwen3_flags; }
+
+job miles "$@"
