@@ -17,13 +17,14 @@ from musa_titan.fp8.steps import current_step
 from musa_titan.fp8.tally import Tally
 
 CACHE_ATTRIBUTE = "musa_titan_fp8"
+GATHERED_ATTRIBUTE = "musa_titan_fp8_gathered"
 
 
 @dataclass(frozen=True)
 class CachedWeight:
     """A quantised weight, kept on the parameter it belongs to."""
 
-    step: int
+    step: int | None
     version: int
     address: int
     value: Quantized
@@ -69,6 +70,9 @@ class Fp8Layer:
 
     def weight(self, parameter: torch.Tensor) -> Quantized:
         """The quantised `parameter`, computed once a step (also under recomputation and for every micro-batch)."""
+        gathered: CachedWeight | None = getattr(parameter, GATHERED_ATTRIBUTE, None)
+        if gathered is not None and gathered.version == parameter._version:
+            return gathered.value
         step = current_step()
         cached: CachedWeight | None = getattr(parameter, CACHE_ATTRIBUTE, None)
         key = (step, parameter._version, parameter.data_ptr())
@@ -76,7 +80,7 @@ class Fp8Layer:
             return cached.value
         q = self.rows("weight", parameter.detach())
         if step is not None:
-            store_weight(parameter, q)
+            setattr(parameter, CACHE_ATTRIBUTE, CachedWeight(*key, q))
         return q
 
     def product(self, form: Form, a: Quantized, b: Quantized, dtype: torch.dtype) -> torch.Tensor:
@@ -85,8 +89,6 @@ class Fp8Layer:
         return self.backend.gemm(form, a, b, dtype)
 
 
-def store_weight(parameter: Any, q: Quantized) -> None:
-    """Make `q` the quantised form of `parameter` until the next step or write."""
-    step = current_step()
-    if step is not None:
-        setattr(parameter, CACHE_ATTRIBUTE, CachedWeight(step, parameter._version, parameter.data_ptr(), q))
+def store_gathered(parameter: Any, q: Quantized) -> None:
+    """Make `q` the quantised form of `parameter` until the next call, or until something else writes into it."""
+    setattr(parameter, GATHERED_ATTRIBUTE, CachedWeight(None, parameter._version, parameter.data_ptr(), q))

@@ -29,11 +29,10 @@ def quantize(x: torch.Tensor, kind: Kind, fmt: Format, mode: ScaleMode) -> Quant
     A short last block is scaled by its own values, as if it were padded with zeros.
     """
     values = x.detach().float()
-    amax, finite = _block_amax(values, kind)
+    amax, finite = block_amax(values, kind)
     scale, scale_inv = scales(amax, fmt, mode)
     scale_inv = torch.where(finite, scale_inv, torch.nan)
-    codes = _encode(values * _spread(scale, values, kind), fmt)
-    codes = torch.where(_spread(finite, values, kind), codes, NAN_CODE)
+    codes = encode_blocks(values, scale, finite, kind, fmt)
     return Quantized(codes, scale_inv, kind, fmt, exact_in_bf16=mode == "pow2")
 
 
@@ -64,7 +63,15 @@ def scales(amax: torch.Tensor, fmt: Format, mode: ScaleMode) -> tuple[torch.Tens
     return power, power.reciprocal()
 
 
-def _block_amax(values: torch.Tensor, kind: Kind) -> tuple[torch.Tensor, torch.Tensor]:
+def encode_blocks(
+    values: torch.Tensor, scale: torch.Tensor, finite: torch.Tensor, kind: Kind, fmt: Format
+) -> torch.Tensor:
+    """Codes of fp32 `values` [M, N] with the given `scale` and finiteness of each block: uint8 [M, N]."""
+    codes = _encode(values * _spread(scale, values, kind), fmt)
+    return torch.where(_spread(finite, values, kind), codes, NAN_CODE)
+
+
+def block_amax(values: torch.Tensor, kind: Kind) -> tuple[torch.Tensor, torch.Tensor]:
     """Largest finite magnitude of each block, and whether all its values are finite; shaped like the scales."""
     magnitude = torch.where(torch.isfinite(values), values.abs(), 0.0)
     bad = (~torch.isfinite(values)).float()

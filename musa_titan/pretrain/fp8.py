@@ -13,6 +13,7 @@ from musa_titan.patching.spec import Patch
 _LAYERS = "megatron.core.tensor_parallel.layers"
 _MAKE = "musa_titan.pretrain.fp8_binding"
 _TE = "musa_titan.pretrain.fp8_te"
+_GATHER = "musa_titan.pretrain.fp8_gather"
 _OWN = "musa_titan.pretrain.fp8_rules:computed_by_us"
 
 PATCHES = (
@@ -101,6 +102,32 @@ PATCHES = (
         when=_OWN,
         why="quantised weights are kept for the micro-batches of one step and must be renewed for the next",
         remove_when="fp8.config is removed",
+    ),
+    Patch(
+        id="fp8.param_gather",
+        kind="wrap",
+        target="megatron.core.distributed.param_and_grad_buffer:_ParamAndGradBucketGroup.start_param_sync",
+        make=f"{_GATHER}:gather_codes",
+        feature="fp8",
+        layer="comm",
+        phase="configured",
+        when=f"{_GATHER}:wanted",
+        parameters=("force_sync",),
+        why="--fp8-param-gather works on TransformerEngine's parameters; ours would be gathered in bf16",
+        remove_when="fp8.config is removed",
+    ),
+    Patch(
+        id="fp8.load",
+        kind="wrap",
+        target="megatron.training.checkpointing:load_checkpoint",
+        make=f"{_GATHER}:resynchronise",
+        feature="fp8",
+        layer="comm",
+        phase="configured",
+        when=f"{_GATHER}:wanted",
+        parameters=("ddp_model", "optimizer"),
+        why="a checkpoint's weights went through FP8; with fp32 scales a second time changes them, and resume differs",
+        remove_when="fp8.param_gather is removed",
     ),
     Patch(
         id="fp8.log",

@@ -22,6 +22,7 @@ from musa_titan.fp8.tally import Tally
 from musa_titan.patching.spec import Context, MusaTitanError
 from musa_titan.pretrain import fp8_rules
 from musa_titan.pretrain.fp8_experts import ON_MODULE, multiply_for_group
+from musa_titan.pretrain.fp8_gather import ON_WEIGHT
 
 ON_CONFIG = "musa_titan_fp8"
 """Attribute of a TransformerConfig: the :class:`Recipe` that its linear layers follow."""
@@ -111,6 +112,8 @@ def mark(module: torch.nn.Module, name: str) -> None:
                 before -= 1
             layer = Fp8Layer(f"{name}: {path}", recipe, state.backend, state.tally)
             setattr(linear, ON_MODULE, layer)
+            if recipe.scaling == "block" and fp8_rules.request is not None and fp8_rules.request.param_gather:
+                setattr(linear.weight, ON_WEIGHT, layer)
             state.layers.append(layer)
             _note_alignment(linear, layer)
     if len(state.layers) == before:

@@ -124,3 +124,40 @@ def record_double(recorder: Recorder) -> None:
                     recorder.extra["quantizers"][type(module).__name__] = blocks
 
     recorder.at_end.append(finish)
+
+
+def count_gathered_bytes(recorder: Recorder) -> None:
+    """``extra["gathered"]``: {dtype: bytes of own contributions to all-gathers and broadcasts, in training steps}."""
+    from megatron.training import training
+
+    counts: dict[str, int] = {}
+    recorder.extra["gathered"] = counts
+    gather, cast, step = dist.all_gather_into_tensor, dist.broadcast, training.train_step
+    inside = False
+
+    def note(tensor: torch.Tensor) -> None:
+        if inside:
+            counts[str(tensor.dtype)] = counts.get(str(tensor.dtype), 0) + tensor.nbytes
+
+    def all_gather_into_tensor(whole: Any, part: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        note(part)
+        return gather(whole, part, *args, **kwargs)
+
+    def broadcast(tensor: torch.Tensor, src: int = 0, *args: Any, **kwargs: Any) -> Any:
+        if src == dist.get_rank():
+            note(tensor)
+        return cast(tensor, src, *args, **kwargs)
+
+    def train_step(*args: Any, **kwargs: Any) -> Any:
+        nonlocal inside
+        inside = True
+        try:
+            return step(*args, **kwargs)
+        finally:
+            inside = False
+
+    from megatron.core.distributed import param_and_grad_buffer
+
+    dist.all_gather_into_tensor, dist.broadcast = all_gather_into_tensor, broadcast
+    param_and_grad_buffer.dist_all_gather_func = all_gather_into_tensor
+    training.train_step = train_step
