@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -126,3 +127,26 @@ def skip(current, context):
 def explode(current, context):
     raise ValueError("factory went wrong")
 """
+
+MODULE = """
+def f(x):
+    return x
+
+class Outer:
+    class Inner:
+        def method(self, x):
+            return x
+    @staticmethod
+    def static(x):
+        return x
+    @classmethod
+    def klass(cls, x):
+        return (cls.__name__, x)[1]
+
+class Child(Outer):
+    pass
+"""
+
+
+def load(name: str) -> Any:
+    return importlib.import_module(f"upstream.{name}")
