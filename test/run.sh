@@ -2,8 +2,8 @@
 # Install what is missing and run every check. See --help.
 set -euo pipefail
 
-# shellcheck source=../examples/lib/setup.sh
-source "$(dirname "${BASH_SOURCE[0]}")/../examples/lib/setup.sh"
+# shellcheck source=../examples/rl/lib/setup.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../examples/rl/lib/setup.sh"
 cd "$ROOT"
 
 # Beside the release in the environment, the ones that a smoke test trains on; unpacked, to be put on PYTHONPATH.
@@ -17,8 +17,9 @@ usage() {
   cat <<END
 usage: bash test/run.sh [--help] [--full] [--setup-only] [PYTEST ARGUMENTS]
 
-From a fresh machine: the environment (.venv, the one that the quickstart uses), system packages where apt-get may
-install them, other Megatron releases (.cache/megatron), then ruff, mypy, shellcheck and pytest.
+From a fresh machine: the environment (.venv, the one that the quickstart uses), one for miles (.venv-rl), system
+packages where apt-get may install them, other Megatron releases (.cache/megatron), then ruff, mypy, shellcheck and
+pytest.
 
   --full         also the slow matrices (tests marked "full")
   --setup-only   install and stop
@@ -87,6 +88,7 @@ unpack_megatron() {
 }
 
 setup_environment dev
+setup_rl_environment
 mapfile -t missing < <(missing_system_packages)
 system_packages ${missing[@]+"${missing[@]}"}
 for version in "${OTHER_MEGATRONS[@]}"; do

@@ -113,7 +113,8 @@ def to_hf(framework: str, source: Path, target: Path, arguments: list[str]) -> N
     )
     converter = _converter(framework, args)
     pairs = (pair for name, tensor in _named(framework, args, model) for pair in converter(name, tensor.data))
-    tensors = {name: tensor.contiguous().clone() for name, tensor in pairs}
+    like = SafetensorsFolder(Path(args.hf_checkpoint))  # whose types it keeps: Megatron holds some buffers in fp32
+    tensors = {name: tensor.to(like[name].dtype).contiguous().clone() for name, tensor in pairs}
     target.mkdir(parents=True, exist_ok=True)
     save_file(tensors, str(target / "model.safetensors"), metadata={"format": "pt"})
     for file in Path(args.hf_checkpoint).iterdir():

@@ -54,7 +54,8 @@ async def train(args: Any) -> None:
 
 def start_ray(logical_gpus: int | None) -> None:
     """Join the cluster of the job, or start one here with so many GPUs in name."""
-    environment = ray_env("miles")
+    # What is on this driver's path must be on its workers', whose PYTHONPATH the runtime_env replaces.
+    environment = ray_env("miles", {"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}})
     if logical_gpus is None:
         ray.init(runtime_env=environment)
         return

@@ -1,0 +1,161 @@
+"""Real miles-rl from PyPI, real Ray, Megatron as trainer, on a CPU: the whole loop, as ``rehearse_cpu.sh`` runs it.
+
+Three runs serve all of it: two pipeline stages with weights broadcast, two expert-parallel ranks with weights in shared
+memory, and one trainer whose weights never reach the engine, which is the negative control.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = ROOT / ".venv-rl" / "bin" / "python"
+TIMEOUT = 300
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    status: int
+    output: str
+    log: str
+    iterations: list[dict[str, Any]]
+    problems: list[str]
+
+
+@pytest.fixture(scope="module")
+def rehearse(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Rehearsal]:
+    """``rehearse("pp2", SYNC="colocated")``: one run of the script; the tiny model is made by the first and shared."""
+    assert PYTHON.is_file(), f"{PYTHON} is missing: run `bash test/run.sh`, which installs miles there"
+    shared = tmp_path_factory.mktemp("rehearsals")
+
+    def run(name: str, *flags: str, during: Callable[..., None] | None = None, **variables: str) -> Rehearsal:
+        folder = shared / name
+        folder.mkdir()
+        if (shared / "model").is_dir():
+            shutil.copytree(shared / "model", folder / "model")
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        environment = {**inherited, "SETUP": "no", "OUTPUT_DIR": str(folder), **variables}
+        command = ["bash", str(ROOT / "examples/rl/miles/rehearse_cpu.sh"), *(["--", *flags] if flags else [])]
+        script = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=shared
+        )
+        if during is not None:
+            during(psutil.Process(script.pid), folder / "log.txt")
+        output, _ = script.communicate(timeout=TIMEOUT)
+        if not (shared / "model").is_dir():
+            shutil.copytree(folder / "model", shared / "model")
+        summary = json.loads((folder / "summary.json").read_text())
+        log = (folder / "log.txt").read_text()
+        return Rehearsal(script.returncode, output, log, summary["iterations"], summary["problems"])
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def pipeline(rehearse: Callable[..., Rehearsal]) -> Rehearsal:
+    return rehearse("pipeline", LAYOUT="pp2", SYNC="distributed")
+
+
+@pytest.fixture(scope="module")
+def experts(rehearse: Callable[..., Rehearsal], pipeline: Rehearsal) -> Rehearsal:
+    return rehearse("experts", LAYOUT="ep2", SYNC="colocated")
+
+
+@pytest.fixture(scope="module")
+def without_sync(rehearse: Callable[..., Rehearsal], pipeline: Rehearsal) -> Rehearsal:
+    return rehearse("without-sync", "--debug-skip-weight-update", LAYOUT="single")
+
+
+@pytest.fixture(params=["pipeline", "experts"])
+def complete(request: pytest.FixtureRequest) -> Rehearsal:
+    return request.getfixturevalue(request.param)
+
+
+def test_three_iterations_with_reward_and_loss(complete: Rehearsal) -> None:
+    assert complete.status == 0, complete.output[-3000:] + complete.log[-3000:]
+    assert len(re.findall(r"^iteration \d+: reward \S+  loss \S+", complete.output, re.MULTILINE)) == 3
+    assert all(one["grad_norm"] > 0 for one in complete.iterations)
+
+
+def test_the_engine_has_the_trainers_weights(complete: Rehearsal) -> None:
+    assert all(one["logprob_difference"] < 0.05 for one in complete.iterations)
+
+
+def test_without_weight_sync_the_difference_shows_and_the_script_fails(without_sync: Rehearsal) -> None:
+    assert without_sync.status == 1
+    assert without_sync.iterations[0]["logprob_difference"] < 0.05  # both started from one checkpoint
+    assert without_sync.iterations[-1]["logprob_difference"] > 0.1
+    assert "their weights are not the same" in without_sync.problems[-1]
+
+
+def test_first_gradient_norm_is_equal_in_all_layouts(
+    pipeline: Rehearsal, experts: Rehearsal, without_sync: Rehearsal
+) -> None:
+    """The first rollout is the same in all: the engine's sampling depends on prompts only, not on their order."""
+    norms = [run.iterations[0]["grad_norm"] for run in (without_sync, pipeline, experts)]
+    assert max(norms) - min(norms) < 1e-6 * max(norms), norms
+
+
+def test_trainers_were_patched_by_the_switch_alone(pipeline: Rehearsal) -> None:
+    """Each trainer prints its report; in a Ray worker nothing but the environment could have patched it."""
+    assert re.search(r"MegatronTrainRayActor.*musa_titan \(cpu, megatron-core 0\.16\.0rc0\): applied \d+", pipeline.log)
+
+
+@pytest.mark.parametrize("victim", ["ray::MegatronTrainRayActor", "ray::RolloutManager"])
+def test_a_killed_actor_ends_the_job_with_the_cause_and_leaves_no_process(
+    rehearse: Callable[..., Rehearsal], pipeline: Rehearsal, victim: str
+) -> None:
+    seen: set[psutil.Process] = set()
+
+    def kill_after_first_step(script: psutil.Process, log: Path) -> None:
+        while not (log.is_file() and "step 0:" in log.read_text()):
+            time.sleep(0.2)
+        seen.update(script.children(recursive=True))
+        next(process for process in seen if process.name().startswith(victim[:15])).kill()
+
+    run = rehearse(f"killed-{victim[5:]}", LAYOUT="single", NUM_ROLLOUT="500", during=kill_after_first_step)
+    assert run.status == 1
+    assert "ActorDiedError" in run.log
+    _, alive = psutil.wait_procs(seen, timeout=20)
+    assert alive == []
+
+
+ODD_ONE_OUT = """
+import os, sys
+
+class OddOneOut:
+    def find_spec(self, name, *args):
+        if name == "megatron.core.parallel_state" and "default_worker.py" in sys.argv[0]:
+            try:
+                os.close(os.open({marker!r}, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return
+            from musa_titan.patching import boot
+            boot.watcher.engine.patches = boot.watcher.engine.patches[:-1]
+
+sys.meta_path.insert(0, OddOneOut())
+"""
+"""In the first trainer that imports Megatron's groups, forget a patch, as an older musa_titan on its node would."""
+
+
+def test_a_trainer_with_another_patch_set_is_stopped_by_its_rank(
+    rehearse: Callable[..., Rehearsal], pipeline: Rehearsal, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(ODD_ONE_OUT.format(marker=str(tmp_path / "marker")))
+    run = rehearse("odd-one-out", LAYOUT="pp2", PYTHONPATH=str(tmp_path))
+    assert (tmp_path / "marker").exists()
+    assert run.status == 1
+    assert re.search(r"1 of 2 ranks differ from the others: rank [01] on \S+ \(declared patches\)", run.log)
+    assert run.iterations == []
