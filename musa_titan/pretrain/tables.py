@@ -9,7 +9,12 @@ TABLES: tuple[str, ...] = (
     "musa_titan.pretrain.groups",
     "musa_titan.pretrain.host",
     "musa_titan.pretrain.fp8",
+    "musa_titan.pretrain.dispatch",
+    "musa_titan.pretrain.dispatch_fp8",
+    "musa_titan.pretrain.moe_recompute",
+    "musa_titan.pretrain.dispatch_load",
     "musa_titan.pretrain.p2p",
     "musa_titan.pretrain.zero_bubble",
     "musa_titan.pretrain.offload",
+    "musa_titan.pretrain.throughput",
 )
