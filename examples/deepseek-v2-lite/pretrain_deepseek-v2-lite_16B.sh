@@ -8,7 +8,7 @@ source "$here/../lib/recipe.sh"
 source "$here/model_16B.sh"
 
 setting EP 8
-setting DISPATCH deepep
+setting DISPATCH auto
 setting LEARNING_RATE 4.2e-4
 
 recipe "$@"

@@ -13,7 +13,7 @@ setting NNODES 12
 setting PP 12
 setting EP 8
 setting P2P mooncake
-setting DISPATCH deepep
+setting DISPATCH auto
 setting ZERO_BUBBLE yes
 setting LEARNING_RATE 2.4e-4
 

@@ -9,7 +9,7 @@ source "$here/../lib/recipe.sh"
 source "$here/model_13B.sh"
 
 setting EP 8
-setting DISPATCH deepep
+setting DISPATCH auto
 setting LEARNING_RATE 2.2e-4
 
 recipe "$@"

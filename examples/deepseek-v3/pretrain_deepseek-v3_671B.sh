@@ -16,7 +16,7 @@ setting LAST_STAGE_LAYERS 2
 setting RECOMPUTE "mla_up_proj layernorm"
 setting FP8 blockwise
 setting P2P mooncake
-setting DISPATCH deepep
+setting DISPATCH auto
 setting ZERO_BUBBLE yes
 setting LEARNING_RATE 2.2e-4
 

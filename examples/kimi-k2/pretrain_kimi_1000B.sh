@@ -19,6 +19,6 @@ setting FP8 blockwise
 setting P2P mooncake
 setting P2P_SLOT_BYTES 58720256
 setting OFFLOAD yes
-setting DISPATCH deepep
+setting DISPATCH auto
 
 recipe "$@"

@@ -16,9 +16,10 @@ training_flags() {
   data_flags
   FLAGS+=(
     --transformer-impl "$TRANSFORMER_IMPL" --attention-backend "$ATTENTION" --bf16 --use-distributed-optimizer
-    --distributed-timeout-minutes 60 --log-interval 1 --log-throughput --eval-iters 0 --eval-interval 1000000
-    --no-gradient-accumulation-fusion
+    --distributed-timeout-minutes 60 --log-interval 1 --eval-iters 0 --eval-interval 1000000
+    --no-gradient-accumulation-fusion --musa-throughput
   )
+  [[ -z $PEAK_TFLOPS ]] || FLAGS+=(--musa-throughput-peak-tflops "$PEAK_TFLOPS")
   # Megatron's fused rotation of latent attention asks for a newer TransformerEngine than MT's 2.0.
   [[ " ${MODEL_ARGS[*]} " != *" --multi-latent-attention "* ]] || FLAGS+=(--no-rope-fusion)
 }
@@ -36,6 +37,7 @@ layout_settings() {
   setting RECOMPUTE "" "empty; full; or modules to recompute, such as 'core_attn layernorm'"
   setting TRANSFORMER_IMPL transformer_engine "transformer_engine, or local: Megatron's own PyTorch layers"
   setting ATTENTION flash "--attention-backend"
+  setting PEAK_TFLOPS "" "peak of a device in the precision of its matrix products; given: MFU is logged"
   require_number TP PP EP CP
 }
 
@@ -91,11 +93,13 @@ feature_settings() {
   setting P2P_SLOT_BYTES "" "bytes of a Mooncake slot; empty: those of one activation"
   setting OFFLOAD no "yes: activations wait in host memory for their backward pass (at least 3 stages)"
   setting ZERO_BUBBLE no "yes: weight gradients fill the pipeline's bubbles (no interleaving)"
-  setting DISPATCH alltoall "how tokens reach their experts: alltoall, or deepep (DeepEP, on MUSA by copy engines)"
+  setting DISPATCH alltoall "how tokens reach their experts: alltoall; or DeepEP: auto, ace (copy engines), native, collective"
+  setting FP8_ALLTOALL no "yes: tokens travel to their experts in FP8"
   require_one_of P2P default mooncake
-  require_one_of DISPATCH alltoall deepep
+  require_one_of DISPATCH alltoall auto ace native collective
   require_yes_or_no OFFLOAD
   require_yes_or_no ZERO_BUBBLE
+  require_yes_or_no FP8_ALLTOALL
 }
 
 feature_flags() {
@@ -112,9 +116,11 @@ feature_flags() {
     FLAGS+=(--overlap-grad-reduce --overlap-param-gather)
   fi
   if [[ " ${MODEL_ARGS[*]} " == *" --num-experts "* ]]; then
-    case $DISPATCH in
-      alltoall) FLAGS+=(--moe-token-dispatcher-type alltoall) ;;
-      deepep) FLAGS+=(--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep) ;;
-    esac
+    if [[ $DISPATCH == alltoall ]]; then
+      FLAGS+=(--moe-token-dispatcher-type alltoall)
+    else
+      FLAGS+=(--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep --musa-dispatch "$DISPATCH")
+    fi
+    [[ $FP8_ALLTOALL == no ]] || FLAGS+=(--musa-fp8-alltoall)
   fi
 }

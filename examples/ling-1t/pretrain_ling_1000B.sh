@@ -15,6 +15,6 @@ setting FP8 blockwise
 setting P2P mooncake
 setting P2P_SLOT_BYTES 67108864
 setting OFFLOAD yes
-setting DISPATCH deepep
+setting DISPATCH auto
 
 recipe "$@"

@@ -13,7 +13,7 @@ setting PP 8
 setting EP 8
 setting STAGE_EXTRAS embedding,loss
 setting P2P mooncake
-setting DISPATCH deepep
+setting DISPATCH auto
 setting ZERO_BUBBLE yes
 
 recipe "$@"

@@ -10,7 +10,7 @@ source "$here/model_30B-A3B.sh"
 setting NNODES 2
 setting PP 2
 setting EP 8
-setting DISPATCH deepep
+setting DISPATCH auto
 setting ZERO_BUBBLE yes
 
 recipe "$@"

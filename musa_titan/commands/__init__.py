@@ -2,7 +2,7 @@
 
 import typer
 
-from musa_titan.commands import doctor, lock, options, patches, ray_env, recipe, rl_contract
+from musa_titan.commands import doctor, launch, lock, options, patches, ray_env, recipe, rl_contract
 
 app = typer.Typer(
     help="Tools around training with Megatron-LM on Moore Threads GPUs.",
@@ -15,5 +15,6 @@ app.command("patches")(patches.patches)
 app.command("lock")(lock.lock)
 app.command("options")(options.options)
 app.add_typer(recipe.app, name="recipe")
+app.command("launch", context_settings=launch.CONTEXT)(launch.launch)
 app.command("ray-env")(ray_env.ray_env)
 app.command("rl-contract")(rl_contract.rl_contract)

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from musa_titan.commands.output import Json, console, print_json, print_list, print_table
 from musa_titan.recipe.ask import Megatron
 from musa_titan.recipe.check import GIB, Report
 from musa_titan.recipe.check import check as check_recipe
+from musa_titan.recipe.commandline import Substitution
 from musa_titan.recipe.describe import describe, find_recipes, repository
+from musa_titan.recipe.rehearse import Stages, Training, build_stages, train
 
 app = typer.Typer(help="Check and rehearse pretraining recipes.", no_args_is_help=True)
 
@@ -40,6 +43,69 @@ def check(
     else:
         _show_all(reports)
     raise typer.Exit(1 if any(report.problems for report in reports) else 0)
+
+
+@app.command("rehearse")
+def rehearse(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE")],
+    processes: Annotated[
+        int | None, typer.Option("--processes", help="Ranks; not given: as few as keep every axis in use.")
+    ] = None,
+    directory: Annotated[
+        Path | None, typer.Option("--directory", help="Where logs go; not given: runs/rehearsal/RECIPE.")
+    ] = None,
+    stages: Annotated[bool, typer.Option(help="Also build every pipeline stage of the full topology.")] = True,
+    json: Json = False,
+) -> None:
+    """Train 5 steps of a scaled-down copy on this machine's CPU; build every stage of the full model on no memory."""
+    described = describe(recipe)
+    with Megatron() as megatron:
+        full = build_stages(described, megatron) if stages else None
+    trained = train(described, directory or repository() / "runs" / "rehearsal" / described.name, processes)
+    wrong = full.wrong if full is not None else []
+    if json:
+        print_json(_rehearsal(described.name, trained, full))
+    else:
+        _show_rehearsal(described.name, trained, full)
+    raise typer.Exit(1 if wrong else 0)
+
+
+def _rehearsal(name: str, trained: Training, full: Stages | None) -> dict[str, Any]:
+    return {
+        "recipe": name,
+        "processes": trained.axes.world,
+        "axes": asdict(trained.axes),
+        "losses": trained.losses,
+        "patches_applied": trained.features,
+        "substitutions": [asdict(change) for change in trained.substitutions],
+        "directory": str(trained.directory),
+        "stages": asdict(full) if full is not None else None,
+    }
+
+
+def _show_rehearsal(name: str, trained: Training, full: Stages | None) -> None:
+    columns = ("flag", "recipe", "rehearsal", "why")
+    print_table(f"What the rehearsal of {name} changed", columns, [_change(change) for change in trained.substitutions])
+    out, axes = console(), trained.axes
+    out.print(
+        f"\ntrained on {axes.world} processes (TP{axes.tensor} x EP{axes.expert} x PP{axes.pipeline} x "
+        f"VPP{axes.chunks}): losses {', '.join(f'{loss:.4f}' for loss in trained.losses)}"
+    )
+    features = ", ".join(f"{feature} {number}" for feature, number in trained.features.items())
+    out.print(escape(f"patches applied: {features}; logs in {trained.directory}"), soft_wrap=True)
+    if full is not None:
+        total = f"{len(full.built)} stages of {full.world:,} devices built on the meta device"
+        if full.wrong:
+            lines = [f"stage {s.stage}: {s.found:,} parameters, computed were {s.expected:,}" for s in full.wrong]
+            print_list(f"{total}; these differ:", lines, "red")
+        else:
+            largest = max(stage.found for stage in full.built)
+            out.print(f"{total}: every one has the computed parameters, {largest:,} at most on a rank")
+    out.print("This shows that the flags work together; it shows nothing of speed, memory or device numerics.")
+
+
+def _change(change: Substitution) -> tuple[str, ...]:
+    return (change.flag, change.before or "given", change.after or "given", change.why)
 
 
 def _document(report: Report) -> dict[str, Any]:

@@ -64,20 +64,36 @@ class Megatron:
         Raises:
             MusaTitanError: Megatron could not be imported.
         """
+        shown = {name: value for name, value in environment.items() if name not in _OURS}
+        answer = self._put({"argv": list(flags), "world_size": world_size, "environment": shown})
+        arguments = answer.pop("arguments")
+        return Answer(arguments=SimpleNamespace(**arguments) if arguments is not None else None, **answer)
+
+    def build(self, flags: Sequence[str], world_size: int, environment: Mapping[str, str], rank: int) -> int:
+        """Parameters of the modules that Megatron builds for `rank`, on the meta device.
+
+        Raises:
+            MusaTitanError: it could not build them.
+        """
+        shown = {name: value for name, value in environment.items() if name not in _OURS}
+        question = {"argv": list(flags), "world_size": world_size, "environment": shown, "rank": rank}
+        answer = self._put(question)
+        if answer["error"] is not None:
+            raise MusaTitanError(f"Megatron could not build rank {rank} of {world_size}: {answer['error']}")
+        return int(answer["parameters"])
+
+    def _put(self, question: dict[str, Any]) -> dict[str, Any]:
         process = self._started()
         assert process.stdin is not None
         assert process.stdout is not None
-        shown = {name: value for name, value in environment.items() if name not in _OURS}
-        question = {"argv": list(flags), "world_size": world_size, "environment": shown}
         with contextlib.suppress(BrokenPipeError):  # the reason is read below
             process.stdin.write(json.dumps(question) + "\n")
             process.stdin.flush()
         line = process.stdout.readline()
         if not line:
             raise MusaTitanError(f"Megatron could not be imported to parse flags: {self._reason()}")
-        answer = json.loads(line)
-        arguments = answer.pop("arguments")
-        return Answer(arguments=SimpleNamespace(**arguments) if arguments is not None else None, **answer)
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def _started(self) -> subprocess.Popen[str]:
         if self._process is None:

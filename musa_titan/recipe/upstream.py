@@ -32,7 +32,8 @@ def main() -> None:
     os.dup2(2, 1)  # what Megatron prints must not get between our lines
     for line in sys.stdin:
         question = json.loads(line)
-        answer = _in_child(lambda question=question: examine(question))  # type: ignore[misc]
+        work = build if "rank" in question else examine
+        answer = _in_child(lambda work=work, question=question: work(question))  # type: ignore[misc]
         answers.write(json.dumps({**answer, "te_assumed": assume_te}) + "\n")
         answers.flush()
 
@@ -53,6 +54,47 @@ def examine(question: Answer) -> Answer:
     except (Exception, SystemExit) as error:
         answer["error"] = _one_line(error)
     return answer
+
+
+def build(question: Answer) -> Answer:
+    """Build the model of one rank of a large job on the meta device: its number of parameters, or the error.
+
+    Megatron's fake process group lets one process be any rank. The CPU view's table of devices is pointed at the meta
+    device, so that what Megatron puts on its GPU takes no memory.
+    """
+    from musa_titan.accelerator.cpu.devices import HOST, REAL_DEVICE
+
+    os.environ.update(question["environment"], WORLD_SIZE=str(question["world_size"]))
+    os.environ.update(RANK=str(question["rank"]), LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    sys.argv = ["recipe", *question["argv"]]
+    try:
+        import torch
+        from megatron.core import parallel_state
+        from megatron.training import arguments, initialize
+
+        from musa_titan.pretrain import driver
+
+        args = arguments.parse_and_validate_args()
+        initialize.initialize_megatron()
+        for name in (0, "cuda", "cuda:0"):
+            HOST[name] = REAL_DEVICE("meta")
+        rank, ranks = parallel_state.get_pipeline_model_parallel_rank(), args.pipeline_model_parallel_size
+        chunks = args.virtual_pipeline_model_parallel_size or 1
+        parameters = 0
+        with REAL_DEVICE("meta"):
+            for chunk in range(chunks):
+                stage = driver.build_model(
+                    pre_process=rank == chunk == 0,
+                    post_process=rank == ranks - 1 and chunk == chunks - 1,
+                    vp_stage=chunk if chunks > 1 else None,
+                )
+                if not all(parameter.is_meta for parameter in stage.parameters()):
+                    raise RuntimeError("a parameter was not built on the meta device")
+                parameters += sum(parameter.numel() for parameter in stage.parameters())
+        torch.distributed.destroy_process_group()
+    except (Exception, SystemExit) as error:
+        return {"parameters": None, "error": _one_line(error)}
+    return {"parameters": parameters, "error": None}
 
 
 def split_known(argv: list[str], options: set[str]) -> tuple[list[str], list[str]]:
