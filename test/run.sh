@@ -87,8 +87,18 @@ unpack_megatron() {
   rm -rf "$work"
 }
 
+# Triton, for its interpreter: beside the environment, since Megatron takes other paths where it finds it.
+install_triton() {
+  local folder=$ROOT/.cache/triton
+  [[ ! -d $folder/triton ]] || return 0
+  say "installing Triton into ${folder#"$ROOT/"}"
+  "$VENV/bin/python" -m pip --disable-pip-version-check install --quiet --no-deps --target "$folder" triton==3.9.0 ||
+    fail "triton could not be installed"
+}
+
 setup_environment dev
 setup_rl_environment
+install_triton
 mapfile -t missing < <(missing_system_packages)
 system_packages ${missing[@]+"${missing[@]}"}
 for version in "${OTHER_MEGATRONS[@]}"; do

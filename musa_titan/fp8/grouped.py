@@ -15,6 +15,7 @@ import torch
 from musa_titan.fp8.layer import Fp8Layer
 from musa_titan.fp8.linear import added_to_main_grad
 from musa_titan.fp8.quantized import Quantized, blocks
+from musa_titan.schedule.store import put_off
 
 
 def fp8_grouped_linear(
@@ -127,7 +128,14 @@ def _weight_gradient(
     fused = into_main_grad and hasattr(weight, "main_grad")
     if dy.codes.shape[0] == 0:
         return added_to_main_grad(weight) if fused else torch.zeros_like(weight)
-    if not fused:
-        return layer.product("wgrad", dy, x, weight.dtype)
-    weight.main_grad.add_(layer.product("wgrad", dy, x, weight.main_grad.dtype))
-    return added_to_main_grad(weight)
+    precision = weight.main_grad.dtype if fused else weight.dtype
+
+    def add() -> None:
+        weight.main_grad.add_(layer.product("wgrad", dy, x, precision))
+
+    if put_off(weight, add, [dy.codes, dy.scale_inv, x.codes, x.scale_inv]):
+        return added_to_main_grad(weight)
+    if fused:
+        add()
+        return added_to_main_grad(weight)
+    return layer.product("wgrad", dy, x, precision)

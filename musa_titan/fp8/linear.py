@@ -18,7 +18,9 @@ import torch
 import torch.distributed as dist
 
 from musa_titan.fp8.layer import Fp8Layer
+from musa_titan.fp8.overlap import gather_and_multiply, multiply_and_scatter
 from musa_titan.fp8.quantized import BLOCK, Quantized
+from musa_titan.schedule.store import put_off
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,10 @@ class Parallel:
     """Sequence parallelism: the input is a part of the tokens, and so will be its gradient."""
     reduces_dgrad: bool = False
     """The gradient of the input is summed over the group."""
+    scatters_output: bool = False
+    """The output is summed over the group and each rank keeps a part of the tokens; so is its gradient a part."""
+    overlap: bool = False
+    """Gather and scatter around the ring while multiplying; the same bits for two ranks, a fixed order for more."""
 
 
 def fp8_linear(
@@ -68,13 +74,12 @@ class _Fp8Linear(torch.autograd.Function):
         flat = x.reshape(-1, x.shape[-1])
         rows = layer.rows("input", flat, parallel.group if parallel.gathers_input else None)
         w = layer.weight(weight)
-        every = gather_rows(rows, parallel.group) if parallel.gathers_input else rows
-        y = layer.product("fprop", every, w, x.dtype)
+        y = _forward_product(layer, rows, w, x.dtype, parallel)
         if bias is not None:
             y = y + bias
         ctx.layer, ctx.parallel, ctx.w, ctx.shape = layer, parallel, w, x.shape
         ctx.into_main_grad, ctx.has_bias, ctx.columns = into_main_grad, bias is not None, None
-        if keep and parallel.gathers_input and flat.shape[0] % BLOCK and rows.kind == "row":
+        if keep and parallel.gathers_input and _straddles(flat, rows):
             ctx.save_for_backward(weight, flat)
         elif keep:
             # The tensors are saved apart, where hooks that offload or check saved tensors see them.
@@ -91,11 +96,10 @@ class _Fp8Linear(torch.autograd.Function):
         parallel: Parallel = ctx.parallel
         weight, *saved = ctx.saved_tensors
         dy = grad.reshape(-1, grad.shape[-1])
-        rows = layer.rows("grad", dy)
+        rows = layer.rows("grad", dy, parallel.group if parallel.scatters_output else None)
         dx = pending = None
         if ctx.needs_input_grad[0]:
-            dx = layer.product("dgrad", rows, ctx.w, grad.dtype)
-            dx, pending = _reduce_dgrad(dx, parallel)
+            dx, pending = _backward_product(layer, rows, ctx.w, grad.dtype, parallel)
         dw = None
         if ctx.needs_input_grad[1]:
             dw = _weight_gradient(ctx, weight, saved, dy, rows)
@@ -105,23 +109,62 @@ class _Fp8Linear(torch.autograd.Function):
         return dx.view(ctx.shape) if dx is not None else None, dw, db, None, None, None, None
 
 
+def _forward_product(
+    layer: Fp8Layer, rows: Quantized, w: Quantized, dtype: torch.dtype, parallel: Parallel
+) -> torch.Tensor:
+    if parallel.scatters_output:
+        return multiply_and_scatter(layer, "fprop", rows, w, dtype, parallel.group)
+    if not parallel.gathers_input:
+        return layer.product("fprop", rows, w, dtype)
+    if parallel.overlap:
+        return gather_and_multiply(layer, "fprop", rows, w, dtype, parallel.group)
+    return layer.product("fprop", gather_rows(rows, parallel.group), w, dtype)
+
+
+def _backward_product(
+    layer: Fp8Layer, rows: Quantized, w: Quantized, dtype: torch.dtype, parallel: Parallel
+) -> tuple[torch.Tensor, dist.Work | None]:
+    """(gradient of the input, what to wait for before it is complete)."""
+    if parallel.scatters_output:
+        return gather_and_multiply(layer, "dgrad", rows, w, dtype, parallel.group), None
+    if parallel.gathers_input and parallel.overlap:
+        return multiply_and_scatter(layer, "dgrad", rows, w, dtype, parallel.group), None
+    dx = layer.product("dgrad", rows, w, dtype)
+    if parallel.gathers_input:
+        part = dx.new_empty(dx.shape[0] // dist.get_world_size(parallel.group), dx.shape[1])
+        return part, dist.reduce_scatter_tensor(part, dx, group=parallel.group, async_op=True)
+    if parallel.reduces_dgrad:
+        return dx, dist.all_reduce(dx, group=parallel.group, async_op=True)
+    return dx, None
+
+
 def _weight_gradient(
-    ctx: Any, weight: torch.Tensor, saved: list[torch.Tensor], dy: torch.Tensor, dy_rows: Quantized
+    ctx: Any, weight: Any, saved: list[torch.Tensor], dy: torch.Tensor, dy_rows: Quantized
 ) -> torch.Tensor | None:
     layer: Fp8Layer = ctx.layer
-    group = ctx.parallel.group if ctx.parallel.gathers_input else None
-    if ctx.columns is None:
-        flat = gather(saved[0], group)
-        x_columns = layer.columns("input", flat, dy_rows)
-    else:
-        x_columns = Quantized(saved[0], saved[1], *ctx.columns)
-        x_columns = gather_rows(x_columns, group) if group is not None else x_columns
-    dy_columns = layer.columns("grad", dy, dy_rows)
-    if ctx.into_main_grad and hasattr(weight, "main_grad"):
-        main_grad: torch.Tensor = weight.main_grad
-        main_grad.add_(layer.product("wgrad", dy_columns, x_columns, main_grad.dtype))
+    parallel: Parallel = ctx.parallel
+    group = parallel.group if parallel.gathers_input else None
+    dy_columns = _gradient_columns(layer, dy, dy_rows, parallel)
+    fused = ctx.into_main_grad and hasattr(weight, "main_grad")
+    precision = weight.main_grad.dtype if fused else weight.dtype
+
+    def product() -> torch.Tensor:
+        if ctx.columns is None:
+            x_columns = layer.columns("input", gather(saved[0], group), dy_rows)
+        else:
+            x_columns = Quantized(saved[0], saved[1], *ctx.columns)
+            x_columns = gather_rows(x_columns, group) if group is not None else x_columns
+        return layer.product("wgrad", dy_columns, x_columns, precision)
+
+    def add() -> None:
+        weight.main_grad.add_(product())
+
+    if put_off(weight, add, [dy_columns.codes, dy_columns.scale_inv, *saved]):
         return added_to_main_grad(weight)
-    return layer.product("wgrad", dy_columns, x_columns, weight.dtype)
+    if fused:
+        add()
+        return added_to_main_grad(weight)
+    return product()
 
 
 def added_to_main_grad(weight: Any) -> torch.Tensor | None:
@@ -133,14 +176,18 @@ def added_to_main_grad(weight: Any) -> torch.Tensor | None:
     return make(weight.shape, dtype=weight.dtype, device=weight.device)
 
 
-def _reduce_dgrad(dx: torch.Tensor, parallel: Parallel) -> tuple[torch.Tensor, dist.Work | None]:
-    """Start the sum over the group, if any: (where it will be, what to wait for)."""
-    if parallel.gathers_input:
-        part = dx.new_empty(dx.shape[0] // dist.get_world_size(parallel.group), dx.shape[1])
-        return part, dist.reduce_scatter_tensor(part, dx, group=parallel.group, async_op=True)
-    if parallel.reduces_dgrad:
-        return dx, dist.all_reduce(dx, group=parallel.group, async_op=True)
-    return dx, None
+def _gradient_columns(layer: Fp8Layer, dy: torch.Tensor, rows: Quantized, parallel: Parallel) -> Quantized:
+    """The gradient of the output of all tokens as wgrad takes it."""
+    if not parallel.scatters_output:
+        return layer.columns("grad", dy, rows)
+    if _straddles(dy, rows):
+        return layer.columns("grad", gather(dy, parallel.group), rows)
+    return gather_rows(layer.columns("grad", dy, rows), parallel.group)
+
+
+def _straddles(part: torch.Tensor, rows: Quantized) -> bool:
+    """Whether blocks along the tokens would not end where this rank's part of them ends."""
+    return rows.kind == "row" and part.shape[0] % BLOCK != 0
 
 
 def gather(part: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:

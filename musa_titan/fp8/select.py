@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from musa_titan.accelerator.interface import Accelerator
+from musa_titan.fp8 import cuda
 from musa_titan.fp8.backend import Backend, EmulatedBackend, NativeBackend
+from musa_titan.fp8.cuda import TritonBackend
 from musa_titan.patching.spec import MusaTitanError
 
 
@@ -18,11 +20,13 @@ def select_backend(accelerator: Accelerator, emulate: bool) -> Backend:
     """
     if accelerator.device_type == "cpu":
         return NativeBackend()
+    problem = cuda.missing() if accelerator.device_type == "cuda" else accelerator.probe("fp8_block_gemm").detail
+    if accelerator.device_type == "cuda" and problem is None:
+        return TritonBackend()
     if emulate:
         return EmulatedBackend()
-    probe = accelerator.probe("fp8_block_gemm")
     raise MusaTitanError(
-        f"FP8 was asked for, but nothing here computes it: {probe.detail}. Use --transformer-impl transformer_engine "
+        f"FP8 was asked for, but nothing here computes it: {problem}. Use --transformer-impl transformer_engine "
         "with MT-TransformerEngine (MUSA) or TransformerEngine >= 2.3 (CUDA), or pass --musa-fp8-emulate to get FP8 "
         "numbers from bf16 GEMMs, slower than bf16, or drop --fp8-format"
     )

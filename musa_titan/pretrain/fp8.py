@@ -14,7 +14,8 @@ _LAYERS = "megatron.core.tensor_parallel.layers"
 _MAKE = "musa_titan.pretrain.fp8_binding"
 _TE = "musa_titan.pretrain.fp8_te"
 _GATHER = "musa_titan.pretrain.fp8_gather"
-_OWN = "musa_titan.pretrain.fp8_rules:computed_by_us"
+_RULES = "musa_titan.pretrain.fp8_rules"
+_OWN = f"{_RULES}:computed_by_us"
 
 PATCHES = (
     Patch(
@@ -77,6 +78,30 @@ PATCHES = (
         when=_OWN,
         why="as fp8.column_parallel",
         remove_when="the local linear layers compute FP8",
+    ),
+    Patch(
+        id="fp8.scatter_once",
+        kind="wrap",
+        target="megatron.core.tensor_parallel.mappings:reduce_scatter_to_sequence_parallel_region",
+        make=f"{_MAKE}:keep_scattered",
+        feature="fp8",
+        layer="comm",
+        phase="configured",
+        when=f"{_RULES}:overlapped",
+        why="a row-parallel layer scatters its output after the product; under overlap that happened during it",
+        remove_when="the local row-parallel layer overlaps its product with the scatter",
+    ),
+    Patch(
+        id="fp8.user_buffers",
+        kind="wrap",
+        target="megatron.training.initialize:_initialize_tp_communicators",
+        make=f"{_MAKE}:skip_user_buffers",
+        feature="fp8",
+        layer="comm",
+        phase="configured",
+        when=f"{_RULES}:overlapped",
+        why="--tp-comm-overlap sets up TransformerEngine's user buffers and raises without TransformerEngine",
+        remove_when="--tp-comm-overlap works with the local linear layers",
     ),
     Patch(
         id="fp8.grouped_experts",

@@ -26,6 +26,8 @@ from musa_titan.pretrain.fp8_gather import ON_WEIGHT
 
 ON_CONFIG = "musa_titan_fp8"
 """Attribute of a TransformerConfig: the :class:`Recipe` that its linear layers follow."""
+ALREADY_SCATTERED = "musa_titan_fp8_scattered"
+"""Attribute of an output that is this rank's part of the sum over the tensor-parallel group."""
 NONFINITE = "fp8 non-finite blocks"
 """Name under which Megatron's log shows the counter, when it is not zero."""
 
@@ -157,14 +159,43 @@ def multiply_in_fp8(current: Callable[..., torch.Tensor], context: Context) -> C
         together = multiply_for_group(self, input, layer, fused)
         if together is not None:
             return together
-        parallel = Parallel(
-            options.get("tp_group"),
-            gathers_input=bool(options.get("sequence_parallel")),
-            reduces_dgrad=bool(options.get("allreduce_dgrad")),
-        )
-        return fp8_linear(input, weight, options.get("bias"), layer, parallel, into_main_grad=fused)
+        parallel = _parallel(self, options)
+        y = fp8_linear(input, weight, options.get("bias"), layer, parallel, into_main_grad=fused)
+        if parallel.scatters_output:
+            setattr(y, ALREADY_SCATTERED, True)
+        return y
 
     return _forward_impl
+
+
+def _parallel(linear: Any, options: dict[str, Any]) -> Parallel:
+    """What tensor parallelism does around this product; with ``--tp-comm-overlap`` while it runs."""
+    asked = fp8_rules.request is not None and fp8_rules.request.overlap
+    overlap = asked and linear.sequence_parallel and not linear.explicit_expert_comm
+    if overlap and hasattr(linear, "input_is_parallel"):  # row-parallel: upstream would scatter the output afterwards
+        return Parallel(linear.tp_group, scatters_output=True, overlap=True)
+    return Parallel(
+        options.get("tp_group"),
+        gathers_input=bool(options.get("sequence_parallel")),
+        reduces_dgrad=bool(options.get("allreduce_dgrad")),
+        overlap=overlap,
+    )
+
+
+def keep_scattered(current: Callable[..., torch.Tensor], context: Context) -> Callable[..., torch.Tensor]:
+    """Do not scatter an output again that was scattered while it was computed."""
+
+    def reduce_scatter_to_sequence_parallel_region(input_: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if getattr(input_, ALREADY_SCATTERED, False):
+            return input_
+        return current(input_, *args, **kwargs)
+
+    return reduce_scatter_to_sequence_parallel_region
+
+
+def skip_user_buffers(current: Callable[[], None], context: Context) -> Callable[[], None]:
+    """``--tp-comm-overlap`` without TransformerEngine's buffers: the ring needs none."""
+    return lambda: None
 
 
 # -- one step ---------------------------------------------------------------------------------------------------------

@@ -41,6 +41,8 @@ class Request:
     provider: Provider | None
     """None: no FP8 was asked for."""
     param_gather: bool = False
+    overlap: bool = False
+    """``--tp-comm-overlap``."""
 
 
 request: Request | None = None
@@ -66,7 +68,7 @@ def validate(settings: Settings, args: Any) -> None:
     select_backend(select_accelerator(), options.emulate)
     recipe_of(args, "pow2")
     refuse_unsupported(args)
-    request = Request(provider, bool(args.fp8_param_gather))
+    request = Request(provider, bool(args.fp8_param_gather), bool(args.tp_comm_overlap))
     # Upstream would look for TransformerEngine's parameters; ours stay ordinary tensors beside their codes.
     args.fp8_param_gather = False
 
@@ -83,6 +85,14 @@ def computed_by_us(context: Context) -> str | None:
     if request is None or request.provider == "musa_titan":
         return None
     return "FP8 is not asked for" if request.provider is None else "Transformer Engine computes FP8"
+
+
+def overlapped(context: Context) -> str | None:
+    """Patch condition: our layers compute FP8 and ``--tp-comm-overlap`` was given."""
+    reason = computed_by_us(context)
+    if reason is None and not (request is not None and request.overlap):
+        return "--tp-comm-overlap is not given"
+    return reason
 
 
 def recipe_of(source: Any, mode: ScaleMode) -> Recipe:

@@ -144,6 +144,39 @@ def test_recomputation_computes_each_forward_product_twice_and_weights_once(
     assert twice[f"{name}|wgrad"] == once[f"{name}|wgrad"]
 
 
+ALIGNED = """--hidden-size 256 --ffn-hidden-size 256 --num-layers 2 --global-batch-size 2 --use-cpu-initialization
+--seq-length 256 --max-position-embeddings 256""".split()
+"""Sizes that two tensor-parallel ranks cut at multiples of 128, and initial weights that any number of ranks share."""
+
+
+def test_two_tensor_parallel_ranks_equal_one_within_the_rounding_of_bf16(megatron: Runner, tmp_path: Path) -> None:
+    args = DENSE + BF16 + FP8 + ALIGNED
+    one = megatron.run(args, tmp_path / "one")
+    two = megatron.run([*args, *parallel(tp=2), "--sequence-parallel"], tmp_path / "two", 2)
+    assert one.lm_losses[0] == pytest.approx(two.lm_losses[0], rel=2e-4)
+    assert one.lm_losses[-1] == pytest.approx(two.lm_losses[-1], rel=5e-4)
+    assert "no multiple of 128" not in two.ranks[0].log
+
+
+def test_weights_cut_inside_a_block_are_warned_about_once(megatron: Runner, tmp_path: Path) -> None:
+    job = megatron.run([*LAYOUTS["tp2_sp"][0], *BF16, *FP8, "--train-iters", "1"], tmp_path, 2)
+    assert job.ranks[0].log.count("no multiple of 128") == 1
+
+
+@pytest.mark.parametrize("layout", ["tp2_sp", "tp2_sp_deepseek", "aligned"])
+def test_tensor_parallel_overlap_changes_no_bit(megatron: Runner, tmp_path: Path, layout: str) -> None:
+    args = LAYOUTS[layout][0] if layout in LAYOUTS else DENSE + ALIGNED + [*parallel(tp=2), "--sequence-parallel"]
+    args = [*args, *BF16, *FP8]
+    plain = megatron.run(args, tmp_path / "plain", 2, hooks=HOOKS)
+    overlapped = megatron.run([*args, "--tp-comm-overlap"], tmp_path / "overlapped", 2, hooks=HOOKS)
+    assert overlapped.fingerprint == plain.fingerprint
+    assert overlapped.parameters == plain.parameters
+    for form in ("fprop", "dgrad"):  # one product a part of the tokens
+        for name in ("self_attention.linear_proj", "mlp.linear_fc1"):
+            key = f"layer 1: {name}|{form}"
+            assert overlapped.ranks[0].extra["products"][0][key] == 2 * plain.ranks[0].extra["products"][0][key]
+
+
 def test_first_and_last_layers_stay_in_bf16_as_upstreams_flags_say(megatron: Runner, tmp_path: Path) -> None:
     flags = "--first-last-layers-bf16 --num-layers-at-start-in-bf16 1 --num-layers-at-end-in-bf16 2".split()
     job = megatron.run(DENSE + BF16 + FP8 + flags, tmp_path, hooks=HOOKS)

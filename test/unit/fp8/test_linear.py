@@ -302,3 +302,47 @@ def test_formats_are_those_of_the_flags() -> None:
     assert HYBRID.format("grad") is E5M2
     assert BLOCK.format("grad") is E4M3
     assert BLOCK.format("input") is E4M3
+
+
+# -- overlapped with communication ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("tokens", [384, 150], ids=["aligned parts", "unaligned parts"])
+@pytest.mark.parametrize("recipe", [BLOCK, MT, Recipe(scaling="current")], ids=["pow2", "mt", "current"])
+def test_gathering_while_multiplying_changes_no_bit(recipe: Recipe, tokens: int, world: int) -> None:
+    x, w, dy = operands(tokens=tokens * world, outputs=128 * world)
+
+    def on_rank(rank: int, size: int) -> list[list[torch.Tensor]]:
+        results = []
+        for overlap in (False, True):
+            parallel = Parallel(dist.group.WORLD, gathers_input=True, overlap=overlap)
+            layer = layer_of(recipe)
+            results.append(
+                train(x.chunk(size)[rank], w.chunk(size)[rank], dy.chunk(size, -1)[rank], layer, parallel=parallel)
+            )
+            assert layer.tally.gemms["fc", "fprop"] == (size if overlap else 1)
+        return results
+
+    for plain, overlapped in run_ranks(on_rank, world):
+        assert torch.equal(plain[0], overlapped[0])
+        assert torch.equal(plain[2], overlapped[2])
+        assert torch.equal(plain[1], overlapped[1]) or world > 2
+        assert relative(plain[1], overlapped[1]) < 6e-3
+
+
+@pytest.mark.parametrize("tokens", [256, 100], ids=["aligned parts", "unaligned parts"])
+def test_scattering_while_multiplying_equals_scattering_afterwards(tokens: int) -> None:
+    x, w, dy = operands(tokens=tokens, inputs=256)
+
+    def on_rank(rank: int, size: int) -> list[list[torch.Tensor]]:
+        columns, rows = x.chunk(size, -1)[rank], w.chunk(size, -1)[rank]
+        overlapped = train(columns, rows, dy.chunk(size)[rank], layer_of(),
+                           parallel=Parallel(dist.group.WORLD, scatters_output=True, overlap=True))  # fmt: skip
+        y, dx, dw = train(columns, rows, dy, layer_of())
+        part = torch.empty_like(overlapped[0])
+        dist.reduce_scatter_tensor(part, y.contiguous())
+        return [overlapped, [part, dx, dw]]
+
+    for overlapped, plain in run_ranks(on_rank):
+        assert all(torch.equal(a, b) for a, b in zip(overlapped, plain, strict=True))
