@@ -1,8 +1,8 @@
 """FP8 on a CUDA card: quantisers against memory bandwidth, block-scaled GEMM against bf16 and against torch's own.
 
-``python -m test.bench.fp8_gpu [--shapes 8192x7168x7168 …]`` on a machine with a card of capability 8.9 or more and
-Triton. Times are medians of CUDA events after a warm-up, with the cache flushed between repetitions. First it checks the
-kernels against the oracle, so that a wrong kernel has no speed. The last line is one JSON object:
+``python -m test.bench.fp8_gpu [--shapes 8192x7168x7168 …]`` on a machine with a card of capability 8.9 or more, and
+Triton. Times are medians of CUDA events after a warm-up, with the cache flushed between repetitions. First it checks
+the kernels against the oracle, so that a wrong kernel has no speed. The last line is one JSON object:
 
 * ``quantise_KIND_over_bandwidth``: bytes read and written per second over those of a copy of the same matrix;
 * ``gemm_FORM_MxNxK_over_bf16``: throughput of our kernel over that of ``torch.mm`` in bf16;
