@@ -28,7 +28,7 @@ class SafetensorsFolder(Mapping[str, Any]):
         files = sorted(folder.glob("*.safetensors"))
         if not files:
             raise MusaTitanError(f"no safetensors files in {folder}")
-        self._open = [safe_open(str(file), "pt") for file in files]
+        self._open: list[Any] = [safe_open(str(file), "pt") for file in files]
         self._where = {name: file for file in self._open for name in file.keys()}  # noqa: SIM118 (it is no dict)
 
     def __getitem__(self, name: str) -> Any:

@@ -97,15 +97,13 @@ def _checked(variables: Any) -> dict[str, str]:
 
 
 def _check_preload(value: str) -> None:
-    """Refuse an LD_PRELOAD that the dynamic loader cannot satisfy."""
-    import ctypes
+    """Refuse an LD_PRELOAD with which no program starts."""
+    if not value:
+        return
+    from musa_titan.rl.common.memory_saver import OFF_SWITCH, preload_problem
 
-    for library in value.replace(":", " ").split():
-        try:
-            ctypes.CDLL(library)
-        except OSError as error:
-            raise MusaTitanError(
-                f"LD_PRELOAD={library} cannot be loaded here ({error}): every process of the job would die at its "
-                "start. torch_memory_saver has no MUSA build on PyPI: leave LD_PRELOAD out and train with "
-                "--no-offload-train --no-offload-rollout"
-            ) from error
+    problem = preload_problem(value)
+    if problem is not None:
+        raise MusaTitanError(
+            f"every process of the job would die at its start with LD_PRELOAD={value} ({problem}): {OFF_SWITCH}"
+        )

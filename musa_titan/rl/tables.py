@@ -4,6 +4,7 @@ from musa_titan.pretrain.tables import TABLES as MEGATRON
 
 TABLES: tuple[str, ...] = (
     *MEGATRON,
+    "musa_titan.rl.common.attention",
     "musa_titan.rl.common.sglang",
     "musa_titan.rl.slime_musa.driver",
     "musa_titan.rl.slime_musa.trainer",

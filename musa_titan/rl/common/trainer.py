@@ -11,6 +11,15 @@ def trainer_patches(framework: str) -> tuple[Patch, ...]:
     megatron = f"{framework}.backends.megatron_utils"
     return (
         Patch(
+            id=f"{framework}.memory_saver_absent",
+            kind="around_import",
+            target=megatron,
+            make="musa_titan.rl.common.memory_saver:stand_in",
+            when="musa_titan.rl.common.memory_saver:absent",
+            why="the trainer imports torch_memory_saver whether it offloads or not: ModuleNotFoundError",
+            remove_when="the trainer imports it only for --offload-train",
+        ),
+        Patch(
             id=f"{framework}.configure",
             kind="wrap",
             target=f"{megatron}.initialize:init",
