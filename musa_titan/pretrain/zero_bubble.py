@@ -98,12 +98,13 @@ PATCHES = (
     Patch(
         id="zero_bubble.transfers",
         kind="wrap",
-        target=f"{_P2P}:_p2p_ops",
-        make=f"{_MAKE}:work_during_transfer",
+        target=f"{_P2P}:P2PCommunicator._communicate",
+        make=f"{_MAKE}:work_before_wait",
         feature="zero_bubble",
         layer="schedule",
         phase="configured",
-        why="as zero_bubble.batched_transfers, for --overlap-p2p-communication off and other backends",
+        parameters=("wait_on_reqs",),
+        why="as zero_bubble.batched_transfers, where transfers are started one by one (Mooncake, batch_p2p_comm off)",
         remove_when=_REMOVE,
     ),
 )

@@ -114,13 +114,32 @@ def keep_weight_gradients_back(current: Callable[..., Any], context: Context) ->
 def work_during_transfer(current: Callable[..., Any], context: Context) -> Callable[..., Any]:
     """Transfers were started, and the caller is going to wait for them: the moment for weight gradients."""
 
-    def p2p_ops(**kwargs: Any) -> Any:
+    def batched_p2p_ops(**kwargs: Any) -> Any:
         requests = current(**kwargs)
         if _run is not None:
             _run.transfer_started()
         return requests
 
-    return p2p_ops
+    return batched_p2p_ops
+
+
+def work_before_wait(current: Callable[..., Any], context: Context) -> Callable[..., Any]:
+    """Start transfers, compute weight gradients, then wait, where a communicator can do the first without the last."""
+
+    def _communicate(self: Any, *, wait_on_reqs: bool = True, **kwargs: Any) -> Any:
+        # Mooncake's sessions (p2p_binding.py) serve both kinds of configuration.
+        one_by_one = getattr(self, "musa_titan_session", None) is not None or not (
+            self.config.batch_p2p_comm or self.config.use_ring_exchange_p2p
+        )
+        if _run is None or not _run.has_due or not wait_on_reqs or not one_by_one:
+            return current(self, wait_on_reqs=wait_on_reqs, **kwargs)
+        from_previous, from_next, requests = current(self, wait_on_reqs=False, **kwargs)
+        _run.transfer_started()
+        for request in requests.values():
+            request.wait()
+        return from_previous, from_next, None
+
+    return _communicate
 
 
 def wait_for_weight_gradient(current: Callable[..., Any], context: Context) -> Callable[..., Any]:

@@ -89,6 +89,11 @@ class ScheduleRun:
             yield
         self._due = self._policy.due(len(self.store), self._microbatches - self._backwards)
 
+    @property
+    def has_due(self) -> bool:
+        """Whether weight gradients wait for the next transfer."""
+        return self._due > 0
+
     def transfer_started(self) -> None:
         """A transfer is under way and has not been waited for."""
         self._compute_due(during_transfer=True)
