@@ -11,7 +11,6 @@ import hashlib
 import logging
 import os
 import platform
-import shutil
 import subprocess
 import tempfile
 from functools import cache
@@ -20,6 +19,7 @@ from pathlib import Path
 import torch
 
 from musa_titan.fp8 import reference
+from musa_titan.fp8.compiler import find_compiler
 from musa_titan.fp8.quantized import E5M2, Format, Kind, Quantized, ScaleMode, scale_shape
 from musa_titan.patching.spec import MusaTitanError
 
@@ -46,7 +46,7 @@ def build(directory: Path | None = None) -> Path:
     Raises:
         MusaTitanError: there is no compiler, or it fails; the message has its output.
     """
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    compiler = find_compiler()
     if not compiler:
         raise MusaTitanError("no C++ compiler found (g++, clang++ or $CXX)")
     target = (directory or _cache_directory()) / f"fp8-{_key(compiler)}.so"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from musa_titan.fp8 import native, reference
+from musa_titan.fp8 import compiler, native, reference
 from musa_titan.fp8.quantized import E4M3, E5M2, Format, Kind, Quantized
 from musa_titan.patching.spec import MusaTitanError
 from test.unit.fp8.test_reference import FORMATS, KINDS, MODES, spread_values
@@ -78,8 +78,9 @@ def test_rows_with_a_stride_are_read_in_place_and_transposes_by_the_oracle() -> 
 def test_without_a_compiler_torch_serves_and_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(native.shutil, "which", lambda name: None)
+    monkeypatch.setattr(compiler.shutil, "which", lambda name: None)
     monkeypatch.delenv("CXX", raising=False)
+    assert "C++ compiler" in (compiler.missing() or "")
     native.library.cache_clear()
     x = spread_values(8, 8)
     with caplog.at_level(logging.WARNING, "musa_titan"):
