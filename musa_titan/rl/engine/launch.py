@@ -39,6 +39,7 @@ def launch(server_args: Any) -> BaseProcess:
             _plain(server_args),
             os.getpid(),
         ),
+        daemon=True,
     )
     process.start()
     _wait_until_healthy(process, f"http://{server_args.host}:{server_args.port}/health")
