@@ -64,6 +64,8 @@ missing_system_packages() {
   shared_library libibverbs.so.1 || echo libibverbs1
   shared_library libnuma.so.1 || echo libnuma1
   shared_library libcurl.so.4 || echo libcurl4
+  { command -v sshd || [[ -x /usr/sbin/sshd ]]; } >/dev/null || echo openssh-server # several machines on this one
+  command -v ssh >/dev/null || echo openssh-client
 }
 
 shared_library() { "$VENV/bin/python" -c 'import ctypes, sys; ctypes.CDLL(sys.argv[1])' "$1" 2>/dev/null; }
@@ -96,9 +98,20 @@ install_triton() {
     fail "triton could not be installed"
 }
 
+# Transformers, for Megatron with a Hugging Face tokenizer: beside the environment, since Megatron imports it in every
+# process that builds any tokenizer, a second each.
+install_transformers() {
+  local folder=$ROOT/.cache/transformers
+  [[ ! -d $folder/transformers ]] || return 0
+  say "installing transformers into ${folder#"$ROOT/"}"
+  "$VENV/bin/python" -m pip --disable-pip-version-check install --quiet --no-deps --target "$folder" \
+    transformers==5.24.0 safetensors || fail "transformers could not be installed"
+}
+
 setup_environment dev
 setup_rl_environment
 install_triton
+install_transformers
 mapfile -t missing < <(missing_system_packages)
 system_packages ${missing[@]+"${missing[@]}"}
 for version in "${OTHER_MEGATRONS[@]}"; do
@@ -108,7 +121,7 @@ unpack_megatron "miles-rl==$MILES_VERSION" "miles-rl-$MILES_VERSION"
 [[ $SETUP_ONLY == no ]] || exit 0
 
 export PATH=$VENV/bin:$PATH
-mapfile -t scripts < <(git ls-files --cached --others --exclude-standard '*.sh' .ci/run)
+mapfile -t scripts < <(git ls-files --cached --others --exclude-standard '*.sh' '*.sbatch' .ci/run)
 say "ruff"
 ruff format --check --quiet .
 ruff check --quiet .

@@ -10,14 +10,17 @@ import typer
 from rich.markup import escape
 
 from musa_titan.commands.output import Json, console, print_json, print_list, print_table
+from musa_titan.patching.spec import MusaTitanError
 from musa_titan.recipe.ask import Megatron
 from musa_titan.recipe.check import GIB, Report
 from musa_titan.recipe.check import check as check_recipe
 from musa_titan.recipe.commandline import Substitution
 from musa_titan.recipe.describe import describe, find_recipes, repository
+from musa_titan.recipe.page import replace_table
 from musa_titan.recipe.rehearse import Stages, Training, build_stages, train
+from musa_titan.recipe.tokenize import tokenize
 
-app = typer.Typer(help="Check and rehearse pretraining recipes.", no_args_is_help=True)
+app = typer.Typer(help="Check and rehearse pretraining recipes; make their data.", no_args_is_help=True)
 
 
 @app.command("check")
@@ -30,12 +33,17 @@ def check(
         typer.Option("--megatron", help="Parse with the Megatron in this directory instead of the installed one."),
     ] = None,
     device_gib: Annotated[float, typer.Option("--device-gib", help="Memory of one device.")] = 80,
+    page: Annotated[
+        Path | None, typer.Option("--write-table", metavar="PAGE", help="Renew the table of recipes in this page.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Parse a recipe's flags with Megatron's own parser and recompute what it will need. Exit code 1 on a problem."""
     described = [describe(path) for path in recipes or find_recipes(repository())]
     with Megatron(megatron) as upstream:
         reports = [check_recipe(recipe, upstream, device_gib) for recipe in described]
+    if page is not None:
+        page.write_text(replace_table(page.read_text(encoding="utf-8"), reports), encoding="utf-8")
     if json:
         print_json({"recipes": [_document(report) for report in reports]})
     elif len(reports) == 1:
@@ -68,6 +76,24 @@ def rehearse(
     else:
         _show_rehearsal(described.name, trained, full)
     raise typer.Exit(1 if wrong else 0)
+
+
+@app.command("data")
+def data(
+    prefix: Annotated[Path, typer.Argument(metavar="PREFIX", help="Where to write, without .bin and .idx.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help=".jsonl files, or texts.")],
+    tokenizer: Annotated[Path, typer.Option("--tokenizer", help="Local directory of a Hugging Face tokenizer.")],
+    key: Annotated[str, typer.Option("--key", help="Where a line of .jsonl has its text.")] = "text",
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Processes.")] = 1,
+    code: Annotated[bool, typer.Option("--code", help="Run the Python code that comes with the tokenizer.")] = False,
+) -> None:
+    """Turn text into Megatron's .bin and .idx files, for DATA_PATH."""
+    missing = [str(path) for path in files if not path.is_file()]
+    if missing:
+        raise MusaTitanError(f"no such file: {', '.join(missing)}")
+    result = tokenize(prefix, files, tokenizer, key, workers, code)
+    counted = f"{result.documents:,} documents, {result.tokens:,} tokens of a vocabulary of {result.vocabulary:,}"
+    console().print(escape(f"{prefix}: {counted}"), soft_wrap=True)
 
 
 def _rehearsal(name: str, trained: Training, full: Stages | None) -> dict[str, Any]:

@@ -66,6 +66,7 @@ def check(recipe: Recipe, megatron: Megatron, device_gib: float = 80) -> Report:
         return report
     args.fp8_param_gather = "--fp8-param-gather" in recipe.flags  # our own FP8 layers take it over and clear it
     findings += _parallel(recipe, args)
+    report.facts["layout"] = _layout(args)
     findings += _batch(args)
     findings += _slots(args)
     try:
@@ -102,21 +103,10 @@ def _flags(answer: Answer) -> Iterator[Finding]:
 
 
 def _parallel(recipe: Recipe, args: Any) -> Iterator[Finding]:
-    sizes = [
-        f"{name}{size}"
-        for name, size in (
-            ("TP", args.tensor_model_parallel_size),
-            ("CP", args.context_parallel_size),
-            ("EP", args.expert_model_parallel_size),
-            ("PP", args.pipeline_model_parallel_size),
-            ("VPP", args.virtual_pipeline_model_parallel_size or 1),
-        )
-        if size > 1 or name in ("TP", "PP")
-    ]
     dense = sharing_of(args).dense if args.use_distributed_optimizer else args.data_parallel_size
     yield Finding(
         "world", "ok", f"{recipe.nodes} x {recipe.devices_per_node} = {recipe.world_size:,} devices, "
-        f"{' x '.join(sizes)}, {dense:,} data-parallel ranks",
+        f"{_layout(args)}, {dense:,} data-parallel ranks",
     )  # fmt: skip
     if not args.num_experts:
         return
@@ -128,6 +118,18 @@ def _parallel(recipe: Recipe, args: Any) -> Iterator[Finding]:
             "experts", "warning", f"an expert group of {group} ranks spans machines of {recipe.devices_per_node} "
             "devices, which copy engines cannot reach; use DISPATCH=alltoall or an EP that fits",
         )  # fmt: skip
+
+
+def _layout(args: Any) -> str:
+    """The parallel axes, such as ``TP1 x EP8 x PP31``."""
+    sizes = (
+        ("TP", args.tensor_model_parallel_size),
+        ("CP", args.context_parallel_size),
+        ("EP", args.expert_model_parallel_size),
+        ("PP", args.pipeline_model_parallel_size),
+        ("VPP", args.virtual_pipeline_model_parallel_size or 1),
+    )
+    return " x ".join(f"{name}{size}" for name, size in sizes if size > 1 or name in ("TP", "PP"))
 
 
 def _batch(args: Any) -> Iterator[Finding]:

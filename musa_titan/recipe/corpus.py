@@ -1,18 +1,11 @@
-r"""Text files → a corpus that Megatron trains on, byte-level, with nothing but the standard library.
+"""Text files → a corpus that Megatron trains on, byte-level, with nothing but the standard library.
 
 A document is one file: its bytes are its tokens, followed by the end-of-document token 256. The vocabulary is therefore
 257 (``--tokenizer-type NullTokenizer --vocab-size 257``: a tokenised corpus needs the tokenizer for these two numbers
 only). No vocabulary has to be downloaded, and any encoding is accepted.
 
-The result is Megatron's indexed dataset, little-endian throughout::
-
-    PREFIX.bin   the tokens of all documents, uint16
-    PREFIX.idx   b"MMIDIDX\0\0" | version 1: u64 | token type: u8 | sequences n: u64 | n + 1: u64
-                 | tokens of each sequence: n × i32 | its byte offset in .bin: n × i64 | first sequence of each
-                   document, and n at the end: (n + 1) × i64
-    PREFIX.json  what it was made from, so that an unchanged corpus is not made again
-
-It is written here and not with Megatron's builder, because importing that takes seconds and needs a device.
+The result is Megatron's indexed dataset (``indexed.py``), and ``PREFIX.json``: what it was made from, so that an
+unchanged corpus is not made again.
 """
 
 from __future__ import annotations
@@ -20,19 +13,17 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import struct
 import sys
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from musa_titan.recipe.indexed import Writer, part, token_bytes
+
 END_OF_DOCUMENT = 256
 VOCABULARY = 257
 
-_MAGIC = b"MMIDIDX\x00\x00"
-_UINT16 = 8  # Megatron's code of the token type
 _END = struct.pack("<H", END_OF_DOCUMENT)
 _LAYOUT = 1  # raised when the same input would give another result
 
@@ -75,28 +66,24 @@ def build_corpus(prefix: Path, files: Sequence[Path]) -> tuple[Corpus, bool]:
     if known is not None and known.fingerprint == fingerprint:
         return known, False
 
-    prefix.parent.mkdir(parents=True, exist_ok=True)
-    _part(prefix, ".json").unlink(missing_ok=True)  # an interrupted run must not pass for a finished one
-    lengths = array("i")
-    with open(_part(prefix, ".bin"), "wb") as stream:
+    part(prefix, ".json").unlink(missing_ok=True)  # an interrupted run must not pass for a finished one
+    with Writer(prefix, token_bytes(VOCABULARY)) as writer:
         for path in files:
             content = path.read_bytes()
             if content:
-                stream.write(encode(content))
-                lengths.append(len(content) + 1)
-    if not lengths:
-        raise ValueError(f"{len(files)} files, and none of them has any content")
-    _part(prefix, ".idx").write_bytes(_index(lengths))
-    corpus = Corpus(fingerprint, len(lengths), sum(lengths))
-    _part(prefix, ".json").write_text(json.dumps(asdict(corpus)) + "\n", encoding="utf-8")
+                writer.add(encode(content))
+        if not writer.lengths:
+            raise ValueError(f"{len(files)} files, and none of them has any content")
+    corpus = Corpus(fingerprint, len(writer.lengths), sum(writer.lengths))
+    part(prefix, ".json").write_text(json.dumps(asdict(corpus)) + "\n", encoding="utf-8")
     return corpus, True
 
 
 def read_corpus(prefix: Path) -> Corpus | None:
     """The finished corpus `prefix`, or None."""
-    if not all(_part(prefix, suffix).is_file() for suffix in (".bin", ".idx", ".json")):
+    if not all(part(prefix, suffix).is_file() for suffix in (".bin", ".idx", ".json")):
         return None
-    return Corpus(**json.loads(_part(prefix, ".json").read_text(encoding="utf-8")))
+    return Corpus(**json.loads(part(prefix, ".json").read_text(encoding="utf-8")))
 
 
 def encode(content: bytes) -> bytes:
@@ -106,30 +93,12 @@ def encode(content: bytes) -> bytes:
     return bytes(tokens) + _END
 
 
-def _index(lengths: array[int]) -> bytes:
-    offsets, documents = array("q"), array("q", range(len(lengths) + 1))
-    position = 0
-    for length in lengths:
-        offsets.append(position)
-        position += 2 * length
-    columns = (lengths, offsets, documents)
-    if sys.byteorder == "big":
-        for column in columns:
-            column.byteswap()
-    header = _MAGIC + struct.pack("<QBQQ", 1, _UINT16, len(lengths), len(documents))
-    return header + b"".join(column.tobytes() for column in columns)
-
-
 def _fingerprint(files: Sequence[Path]) -> str:
     digest = hashlib.sha256(f"layout {_LAYOUT}\n".encode())
     for path in files:
         status = path.stat()
         digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
-
-
-def _part(prefix: Path, suffix: str) -> Path:
-    return Path(f"{os.fspath(prefix)}{suffix}")  # with_suffix() would cut a prefix that has a dot
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
