@@ -4,10 +4,11 @@ After a forward, the block's chosen storages get a host slot, autograd gets hook
 starts. After each event come the planned releases, then the planned copy-ins. Dependencies, all explicit:
 
 ===============================  ==========================================================================
-a copy-out waits for             the forward (compute); the last copy-in that reads its host slot
+a copy-out waits for             the forward (compute), hence for every backward before it
 device memory is dropped after   compute has waited for the copy-out
 a copy-in waits for              its copy-out; compute as of when the memory was taken (it may have been in use)
 the backward waits for           its copy-in
+a host slot is free after        the backward has waited for the copy-in that reads it
 ===============================  ==========================================================================
 
 The plan decides only when; right results never depend on it. A block whose backward comes before its device memory was
@@ -61,14 +62,19 @@ class _Moved:
     """A block with bytes on the host."""
 
     records: list[Record]
+    """Emptied once the block is on the device for good: then only autograd's nodes hold its memory, and let go of it
+    one after another during the backward, as without offload."""
+    nbytes: int
     out_done: Mark
     state: str = "leaving"
     """leaving (device memory still there) -> away -> returning -> back; or stayed (its backward came first)."""
     in_done: Mark = None
 
-    @property
-    def nbytes(self) -> int:
-        return sum(record.nbytes for record in self.records)
+    def let_go_of_records(self, pool: HostPool) -> None:
+        for record in self.records:
+            record.forget_handles()
+            record.return_slot(pool)  # a copy-out still under way into it precedes any later one
+        self.records.clear()
 
 
 class Engine:
@@ -118,7 +124,10 @@ class Engine:
 
     def abort(self) -> None:
         """Forget the iteration; host memory is free again, and graphs that still exist cannot be used."""
-        for block in list(self._blocks):
+        for block, moved in list(self._blocks.items()):
+            for mark in (moved.out_done, moved.in_done):
+                if mark is not None:
+                    self.device.wait(mark)  # memory that a copy still uses must not be taken by compute
             self._forget(block)
         self._plan = None
         self._absent = 0
@@ -157,13 +166,13 @@ class Engine:
             return
         if moved.state == "leaving":
             moved.state = "stayed"
+            moved.let_go_of_records(self.pool)
         elif moved.state == "away":
             if not self._running().inline(block):
                 self.counters.inline_loads += 1
             self._load(block, moved)
         if moved.state == "returning":
-            self.device.wait(moved.in_done)
-            moved.state = "back"
+            self._arrive(moved)
 
     def after_backward(self, block: Block) -> None:
         """The backward of `block` is over."""
@@ -190,12 +199,12 @@ class Engine:
         self.counters.spilled += packer.spilled
         if not packer.records:
             return
-        readers = {id(record.slot.reader): record.slot.reader for record in packer.records if record.slot.reader}
         copies = [(record.host_bytes(), as_bytes(record.storage)) for record in packer.records if record.storage]
-        done = self.device.copy_out(copies, [self.device.mark(), *readers.values()])
-        moved = self._blocks[block] = _Moved(packer.records, done)
+        done = self.device.copy_out(copies, [self.device.mark()])
+        nbytes = sum(record.nbytes for record in packer.records)
+        self._blocks[block] = _Moved(packer.records, nbytes, done)
         packer.owner = block
-        self.counters.copied_out += moved.nbytes
+        self.counters.copied_out += nbytes
 
     def _event_passed(self) -> None:
         plan, event = self._running(), len(self.timeline)
@@ -244,8 +253,6 @@ class Engine:
         moved.in_done = self.device.copy_in(copies, [moved.out_done, self.device.mark()])
         for buffer, record in zip(buffers, moved.records, strict=True):
             record.storage = buffer.untyped_storage()
-            record.slot.reader = moved.in_done
-            record.return_slot(self.pool)
         moved.state = "returning"
         self._absent -= moved.nbytes
         self.counters.copied_in += moved.nbytes
@@ -259,8 +266,12 @@ class Engine:
             self.counters.inline_loads += 1
             self._load(block, moved)
         if moved.state == "returning":
-            self.device.wait(moved.in_done)
-            moved.state = "back"
+            self._arrive(moved)
+
+    def _arrive(self, moved: _Moved) -> None:
+        self.device.wait(moved.in_done)
+        moved.let_go_of_records(self.pool)
+        moved.state = "back"
 
     def _forget(self, block: Block) -> None:
         """Drop the engine's references to `block`."""
@@ -271,7 +282,7 @@ class Engine:
             self._absent -= moved.nbytes
         for record in moved.records:
             record.storage = None
-            record.return_slot(self.pool)  # a copy-out still under way into it precedes any later one
+        moved.let_go_of_records(self.pool)
 
     def _check(self, kind: str, block: Block) -> bool:
         """Whether this event is the planned one."""

@@ -44,6 +44,7 @@ class Record:
         """
         for handle in self.handles:
             handle.alias.data = _nothing(handle.alias.dtype, handle.alias.device)
+        self.forget_handles()
         storage, self.storage = self.storage, None
         self.has_left = True
         assert storage is not None
@@ -53,6 +54,10 @@ class Record:
         alive = not torch.UntypedStorage._expired(weak)
         torch.UntypedStorage._free_weak_ref(weak)  # type: ignore[no-untyped-call]
         return alive
+
+    def forget_handles(self) -> None:
+        """Handles know their record; knowing them in turn would keep both until the garbage collector comes."""
+        self.handles.clear()
 
     def return_slot(self, pool: HostPool) -> None:
         """Give the host memory back, once."""
@@ -104,6 +109,7 @@ class Packer:
         self.owner: Block | None = None
         """Set once the block is known to the engine; `load` is called with it for a tensor asked for early."""
         self.records: list[Record] = []
+        """Shared with the engine, which empties it."""
         self.spilled = 0
         """Bytes for which the pool had no room."""
         self._load = load

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -27,8 +26,6 @@ class HostSlot:
 
     buffer: torch.Tensor
     """uint8 [size class] in host memory."""
-    reader: Any = None
-    """Mark of the last copy-in that reads it: the next copy-out into it must wait for that."""
 
 
 def size_class(nbytes: int) -> int:
@@ -73,7 +70,7 @@ class HostPool:
         return slot
 
     def give_back(self, slot: HostSlot) -> None:
-        """Return a slot; whoever takes it next must respect its ``reader``."""
+        """Return a slot. Whoever writes to it next does so after everything that reads it."""
         size = slot.buffer.numel()
         self.used -= size
         self._free.setdefault(size, []).append(slot)

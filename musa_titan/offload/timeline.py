@@ -105,16 +105,16 @@ def predict(plan: Plan, sizes: Sequence[BlockSizes], costs: Costs | None = None)
                 host += moved[chunk]
                 host_peak = max(host_peak, host)
         else:
-            if block in plan.away and plan.inline(block):
-                gone -= moved[chunk]
+            if block in plan.away:
                 host -= moved[chunk]
+                if plan.inline(block):
+                    gone -= moved[chunk]
             peak_with = max(peak_with, saved - gone)
             saved -= totals[chunk]
         for other in released:
             gone += moved[other.chunk]
         for other in loaded:
             gone -= moved[other.chunk]
-            host -= moved[other.chunk]
         present.append(saved)
         absent.append(gone)
     stall, compute = simulate(plan, moved, costs) if costs else (None, None)

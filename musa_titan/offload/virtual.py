@@ -3,8 +3,8 @@
 Two properties of a real device that plain CPU code would hide are kept, so that a missing dependency shows as a wrong
 number, every time:
 
-* A copy happens later than it is issued: `lag` events later, or when somebody waits for it, in the order of its stream.
-  Until then its destination holds poison (bytes 0xFF, NaN in every floating-point format).
+* A copy happens later than it is issued: `lag` events later, or when somebody waits for it, in the order of its
+  stream. Until then its destination holds poison (bytes 0xFF, NaN in every floating-point format).
 * Memory that was let go is overwritten at once, as the next kernel would.
 
 The clock runs per stream: compute advances by :meth:`VirtualDevice.compute`, a copy by its bytes over the bandwidth.
@@ -79,7 +79,15 @@ class VirtualDevice:
         return torch.full((nbytes,), POISON, dtype=torch.uint8)
 
     def release(self, storage: torch.UntypedStorage) -> None:
-        if torch._C._storage_Use_Count(storage._cdata) == 1:  # nobody else holds it
+        address = storage._cdata
+        pending = sum(
+            source.untyped_storage()._cdata == address
+            for stream in (self._out, self._in)
+            for work in stream
+            for _, source in work.copies
+        )
+        # A pending copy does not protect its source, as it does not on a device. Other holders do.
+        if torch._C._storage_Use_Count(address) == 1 + pending:
             as_bytes(storage).fill_(POISON)
 
     def event_passed(self) -> None:
@@ -96,8 +104,9 @@ class VirtualDevice:
 
     def _issue(self, stream: deque[_Work], copies: list[Copy], after: list[_Work]) -> _Work:
         key = id(stream)
-        for destination, _ in copies:
-            destination.fill_(POISON)
+        if all(work.done for work in after):  # else others may still use it, and rightly so
+            for destination, _ in copies:
+                destination.fill_(POISON)
         started = max([self._free_at[key], self.now, *(work.end for work in after)])
         size = sum(destination.numel() for destination, _ in copies)
         self._free_at[key] = started + size / self._bandwidth[key]

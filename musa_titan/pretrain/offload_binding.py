@@ -152,8 +152,8 @@ def around_backward(current: Callable[..., Any], context: Context) -> Callable[.
         iteration = _iteration
         if iteration is None:
             return current(*args, **kwargs)
-        output = next(_tensors(signature.bind(*args, **kwargs).arguments["output_tensor"]))
-        block = iteration.waiting.pop(id(output))
+        # No variable holds the output meanwhile: upstream drops the loss before its backward.
+        block = iteration.waiting.pop(id(next(_tensors(signature.bind(*args, **kwargs).arguments["output_tensor"]))))
         iteration.session.before_backward(block)
         result = current(*args, **kwargs)
         iteration.session.after_backward(block)

@@ -5,7 +5,6 @@ Bytes come from a ledger that sees every tensor torch makes and knows nothing of
 
 from __future__ import annotations
 
-import gc
 import hashlib
 from typing import Any
 
@@ -13,7 +12,8 @@ from test.integration.recorder import Recorder
 
 
 def attach(recorder: Recorder) -> None:
-    """Fill ``extra``: ``live`` and ``peak`` (bytes, per iteration), ``gradients`` (hashes, per iteration)."""
+    """Fill ``extra``: ``live`` (bytes after each event) and ``peaks`` (most bytes up to there since the event before),
+    one list for each iteration, and ``gradients`` (a hash for each iteration)."""
     from megatron.training import training
 
     setup = training.setup_model_and_optimizer
@@ -74,20 +74,23 @@ def record_bytes(recorder: Recorder) -> None:
 
     ledger = Ledger(slabs)
     live: list[list[int]] = recorder.extra.setdefault("live", [])
-    peak: list[int] = recorder.extra.setdefault("peak", [])
+    peaks: list[list[int]] = recorder.extra.setdefault("peaks", [])
+
+    def note() -> None:
+        live[-1].append(ledger.live())
+        peaks[-1].append(ledger.peak)
+        ledger.peak = 0
+
     for name in ("forward_step", "backward_step"):
-        setattr(schedules, name, and_then(getattr(schedules, name), lambda: live[-1].append(ledger.live())))
+        setattr(schedules, name, and_then(getattr(schedules, name), note))
     train_step = training.train_step
 
     def observed_train_step(*args: Any, **kwargs: Any) -> Any:
         live.append([])
-        gc.collect()
-        gc.freeze()
+        peaks.append([])
         with ledger:
             ledger.peak = 0
-            result = train_step(*args, **kwargs)
-        peak.append(ledger.peak)
-        return result
+            return train_step(*args, **kwargs)
 
     training.train_step = observed_train_step
 
@@ -99,3 +102,11 @@ def and_then(function: Any, observe: Any) -> Any:
         return result
 
     return observed
+
+
+def copy_late(recorder: Recorder) -> None:
+    """A device whose copies are done events after they were issued, and that overwrites memory at once."""
+    from musa_titan.offload.virtual import VirtualDevice
+    from musa_titan.pretrain import offload_setup
+
+    offload_setup.make_device = lambda accelerator: VirtualDevice(out_lag=3, in_lag=2)

@@ -26,6 +26,18 @@ class Ledger(TorchDispatchMode):
         self.peak = 0
         """Largest number of live bytes after any operation since the last reset."""
         self._storages: dict[int, tuple[Any, int, int]] = {}
+        self._at_most = 0
+        """Live bytes and those of storages not yet known to be dead: what saves looking at all of them each time."""
+
+    def __enter__(self) -> Ledger:
+        gc.collect()
+        gc.freeze()  # so that collecting after each event looks at what this run made only
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        gc.unfreeze()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -35,8 +47,10 @@ class Ledger(TorchDispatchMode):
                 known = self._storages.get(storage._cdata)
                 alive = known is not None and not torch.UntypedStorage._expired(known[0])
                 weak = known[0] if alive else storage._weak_ref()
+                self._at_most += storage.nbytes() - (known[1] if alive else 0)
                 self._storages[storage._cdata] = (weak, storage.nbytes(), storage.data_ptr())
-        self.peak = max(self.peak, self._sum())
+        if self._at_most > self.peak:
+            self.peak = max(self.peak, self._sum())
         return result
 
     def live(self) -> int:
@@ -49,4 +63,5 @@ class Ledger(TorchDispatchMode):
         for key in dead:
             torch.UntypedStorage._free_weak_ref(self._storages.pop(key)[0])
         ignored = self.ignored()
-        return sum(nbytes for _, nbytes, address in self._storages.values() if address not in ignored)
+        self._at_most = sum(nbytes for _, nbytes, address in self._storages.values() if address not in ignored)
+        return self._at_most

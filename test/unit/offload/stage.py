@@ -57,9 +57,9 @@ def make_chunks(count: int, kind: Callable[[], torch.nn.Module] = Chunk) -> list
 class Run:
     """Everything one iteration computes."""
 
-    outputs: list[torch.Tensor] = field(default_factory=list)
-    input_grads: dict[Block, torch.Tensor] = field(default_factory=dict)
-    grads: list[torch.Tensor] = field(default_factory=list)
+    outputs: list[torch.Tensor] = field(default_factory=list, repr=False)
+    input_grads: dict[Block, torch.Tensor] = field(default_factory=dict, repr=False)
+    grads: list[torch.Tensor] = field(default_factory=list, repr=False)
     after_event: list[Any] = field(default_factory=list)
 
     def equals(self, other: Run) -> bool:
