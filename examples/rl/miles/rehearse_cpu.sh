@@ -87,17 +87,26 @@ training=(
   --optimizer adam --lr 3e-3 --lr-decay-style constant --seq-length 64 --seed 1
 )
 
+# Run a command that says much; what it says is only of interest when it fails.
+prepare() {
+  if [[ $DRY_RUN == yes ]]; then
+    run "$@"
+  else
+    "$@" >>"$OUTPUT_DIR/prepare.log" 2>&1 || fail "the model could not be made; see $OUTPUT_DIR/prepare.log"
+  fi
+}
+
 [[ $DRY_RUN == yes ]] || mkdir -p "$OUTPUT_DIR"
 if [[ ! -f $model/megatron/latest_checkpointed_iteration.txt ]]; then
   say "a tiny model, as Hugging Face and as Megatron save it"
-  run "$python" -m musa_titan.rl.rehearsal.assets "$model"
-  run "$python" -m musa_titan.rl.checkpoint to-megatron miles "$model/hf" "$model/megatron" -- "${training[@]}"
+  prepare "$python" -m musa_titan.rl.rehearsal.assets "$model"
+  prepare "$python" -m musa_titan.rl.checkpoint to-megatron miles "$model/hf" "$model/megatron" -- "${training[@]}"
 fi
 say "$NUM_ROLLOUT iterations, trainers: $LAYOUT, weights: $SYNC"
 command=(
   "$python" "$ROOT/examples/rl/miles/train.py" --logical-gpus "$gpus"
   "${training[@]}" "${parallel[@]}" "${sync[@]}"
-  --hf-checkpoint "$model/hf" --load "$model/megatron"
+  --hf-checkpoint "$model/hf" --ref-load "$model/megatron"
   --actor-num-nodes 1 --actor-num-gpus-per-node "$trainers" --num-gpus-per-node "$gpus" "$@"
 )
 if [[ $DRY_RUN == yes ]]; then

@@ -7,6 +7,7 @@ sync) runs on a machine without a GPU. It is slow, generates one request at a ti
 ``weights``    a Hugging Face model, and every tensor of its checkpoint format as a view into it
 ``generate``   sampling with log-probabilities
 ``updates``    new weights: broadcast from trainers, in shared memory, or from disk
+``shared``     reads what trainers put into shared memory
 ``routes``     SGLang's endpoints, as far as trainers use them
 ``server``     HTTP, in a process of its own
 ``launch``     starts that process in place of SGLang

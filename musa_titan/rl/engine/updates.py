@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from musa_titan.rl.engine.shared import named_tensors
+
 TIMEOUT = timedelta(minutes=10)
 
 
@@ -62,15 +64,8 @@ class WeightUpdater:
 
     def read_shared(self, serialized: list[Any], load_format: str | None) -> None:
         """Take tensors from shared memory; `serialized` has one entry for each rank of this engine."""
-        from sglang.srt.utils import MultiprocessingSerializer
-        from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
-
         for entry in serialized:
-            data = MultiprocessingSerializer.deserialize(entry)
-            if load_format == "flattened_bucket":
-                bucket = FlattenedTensorBucket(flattened_tensor=data["flattened_tensor"], metadata=data["metadata"])
-                data = bucket.reconstruct_tensors()
-            self.write(data)
+            self.write(named_tensors(entry, load_format))
 
     def read_disk(self, folder: str) -> None:
         """Take a checkpoint of safetensors files."""

@@ -33,7 +33,8 @@ def write_model(folder: Path, family: str = "qwen3_moe", seed: int = 1) -> None:
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     torch.manual_seed(seed)
-    ids = {"eos_token_id": SPECIAL.index("<eos>"), "pad_token_id": SPECIAL.index("<pad>"), "bos_token_id": None}
+    # No padding: transformers would zero its embedding, and a norm of zeros has a gradient of a thousand.
+    ids = {"eos_token_id": SPECIAL.index("<eos>"), "pad_token_id": None, "bos_token_id": None}
     if family == "qwen3_moe":
         config = Qwen3MoeConfig(
             **SIZES,

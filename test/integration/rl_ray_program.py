@@ -1,0 +1,106 @@
+"""Run by ``test_rl_ray.py`` in the environment of miles: which processes of a Ray job are armed, as JSON.
+
+usage: python rl_ray_program.py
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+
+from musa_titan.rl import ray_env
+
+ASK = "import sys; b = sys.modules.get('musa_titan.patching.boot'); print(bool(b and b.watcher))"
+
+
+def armed() -> bool:
+    boot = sys.modules.get("musa_titan.patching.boot")
+    return bool(boot and boot.watcher)
+
+
+def tell(pipe: Any) -> None:
+    pipe.send(armed())
+
+
+def spawned() -> bool:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=tell, args=(there,))
+    process.start()
+    answer = bool(here.recv())
+    process.join()
+    return answer
+
+
+def subprocess_armed(**environment: str) -> bool:
+    run = subprocess.run(
+        [sys.executable, "-c", ASK], env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
+    return run.stdout.strip() == "True"
+
+
+@ray.remote
+class Nested:
+    def armed(self) -> bool:
+        return armed()
+
+
+@ray.remote
+class Actor:
+    def answers(self) -> dict[str, Any]:
+        return {
+            "actor": armed(),
+            "torch or ray's children imported nothing heavy": "torch" not in sys.modules,
+            "nested actor": ray.get(Nested.remote().armed.remote()),
+            "spawned child": spawned(),
+            "subprocess": subprocess_armed(),
+            "subprocess with another PYTHONPATH": subprocess_armed(PYTHONPATH="/nowhere"),
+        }
+
+
+@ray.remote
+def task() -> bool:
+    return armed()
+
+
+def daemons_with_torch() -> list[str]:
+    """Ray's own processes, other than workers, that have loaded torch."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        command = process.cmdline()
+        name = process.name()
+        if name.startswith("ray::") or "default_worker.py" in " ".join(command):
+            continue
+        if "libtorch" in Path(f"/proc/{process.pid}/maps").read_text():
+            found.append(name)
+    return found
+
+
+def main() -> None:
+    driver = armed()
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=ray_env("miles"))
+    out = ray.get(Actor.remote().answers.remote())
+    out["driver"] = driver
+    out["task"] = ray.get(task.remote())
+    replaced = Actor.options(runtime_env={"env_vars": {"PYTHONPATH": "/nowhere"}}).remote()
+    out["actor with another PYTHONPATH"] = ray.get(replaced.answers.remote())["actor"]
+    off = {"MILES_MUSA_PATCH_AT_STARTUP": "0"}
+    out["actor with the switch off"] = ray.get(Actor.options(runtime_env={"env_vars": off}).remote().answers.remote())[
+        "actor"
+    ]
+    out["daemons"] = len(psutil.Process().children(recursive=True))
+    out["daemons with torch"] = daemons_with_torch()
+    print("RESULT", json.dumps(out))
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()
