@@ -25,9 +25,9 @@ class CollectiveTransport:
         """One all-gather of a few integers."""
         words = [*mine.counts, mine.hidden, mine.dtype, mine.topk, mine.experts]
         sent = torch.tensor(words, dtype=torch.int64, device=self.device)
-        received = sent.new_empty(self.ranks * len(words))
-        dist.all_gather_into_tensor(received, sent, group=self.group)
-        rows = received.view(self.ranks, len(words)).tolist()
+        received = sent.new_empty(self.ranks, len(words))
+        dist.all_gather(list(received), sent, group=self.group)
+        rows = received.tolist()
         return agree([Announcement(tuple(row[: self.ranks]), *row[self.ranks :]) for row in rows])
 
     def check(self, widths: Sequence[int], matrix: Matrix) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from musa_titan.dispatch.events import Waitable
+from musa_titan.dispatch.events import StreamEvent, Waitable
 
 
 class CopyEngine(Protocol):
@@ -119,17 +119,6 @@ class StreamEngine:
     def close(self) -> None:
         """Wait for the stream."""
         self.stream.synchronize()
-
-
-class StreamEvent:
-    """The end of a job on a stream."""
-
-    def __init__(self, runtime: Any, event: Any) -> None:
-        self._runtime, self._event = runtime, event
-
-    def wait(self) -> None:
-        """Let the current stream wait, not the host."""
-        self._runtime.current_stream().wait_event(self._event)
 
 
 class InlineEngine:

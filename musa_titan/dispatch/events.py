@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from musa_titan.accelerator.select import select_accelerator
+
 
 class Waitable(Protocol):
     """Something that ends: a job of the copy engine, or an event of a stream."""
@@ -14,11 +16,27 @@ class Waitable(Protocol):
     def wait(self) -> None: ...
 
 
+class StreamEvent:
+    """A point of a stream."""
+
+    def __init__(self, runtime: Any, event: Any) -> None:
+        self._runtime, self._event = runtime, event
+
+    def wait(self) -> None:
+        """Let the current stream wait, not the host."""
+        self._runtime.current_stream().wait_event(self._event)
+
+
 class EventHandle:
-    """The present point of the current stream, taken when it is made."""
+    """The present point of the current stream, taken when it is made; or the end of `work`."""
 
     def __init__(self, work: Waitable | None = None) -> None:
         self.work = work
+        accelerator = select_accelerator()
+        if work is None and accelerator.device_type != "cpu":
+            event = accelerator.runtime.Event()
+            event.record(accelerator.runtime.current_stream())
+            self.work = StreamEvent(accelerator.runtime, event)
 
     def current_stream_wait(self) -> None:
         """Let the current stream go on only after this point."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from musa_titan.dispatch.buffer import Buffer
@@ -40,6 +41,7 @@ def own_modules() -> dict[str, ModuleType]:
     """Ours: transport by options."""
     package, utils = ModuleType("deep_ep", __doc__), ModuleType("deep_ep.utils", __doc__)
     package.__path__ = []
+    package.__spec__, utils.__spec__ = ModuleSpec("deep_ep", None, is_package=True), ModuleSpec("deep_ep.utils", None)
     vars(package).update(Buffer=Buffer, Config=Config, utils=utils)
     vars(utils).update(EventHandle=EventHandle, EventOverlap=EventOverlap)
     return {"deep_ep": package, "deep_ep.utils": utils}
@@ -59,6 +61,7 @@ def _native_modules() -> dict[str, ModuleType]:
     vars(package).update({name: value for name, value in vars(installed).items() if not name.startswith("__")})
     vars(utils).update({name: value for name, value in vars(installed_utils).items() if not name.startswith("__")})
     package.__path__ = list(getattr(installed, "__path__", []))
+    package.__spec__, utils.__spec__ = installed.__spec__, installed_utils.__spec__
     vars(package).update(Buffer=native_buffer(installed), utils=utils)
     vars(utils).setdefault("EventOverlap", EventOverlap)
     if "EventHandle" not in vars(utils):

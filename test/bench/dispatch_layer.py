@@ -11,7 +11,6 @@ import torch  # noqa: E402
 from megatron.core import parallel_state, tensor_parallel  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
 from megatron.core.transformer import TransformerConfig  # noqa: E402
-from megatron.core.transformer.spec_utils import build_module  # noqa: E402
 
 from test.bench.dispatch import alternate  # noqa: E402
 
@@ -28,7 +27,7 @@ def build(dispatcher: str) -> torch.nn.Module:
     )  # fmt: skip
     spec = get_gpt_layer_local_spec(num_experts=8, moe_grouped_gemm=False).submodules.mlp
     torch.manual_seed(1)
-    return build_module(spec, config=config).bfloat16()
+    return spec(config=config).bfloat16()
 
 
 def main() -> None:

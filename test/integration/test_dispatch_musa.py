@@ -1,0 +1,52 @@
+"""Dispatch on device ``musa:0``, played by the torch_musa double: side stream, device tensors, ``mccl``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from test.doubles.process import DOUBLES, requires_double
+from test.integration.flags import DEEPSEEK, parallel
+from test.integration.runner import Runner
+
+pytestmark = requires_double
+
+HOOKS = ["test.doubles.hooks:like_the_cpu_backend", "test.integration.dispatch_hooks:record_traffic"]
+FLEX = "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep --musa-dispatch".split()
+MODEL = [*DEEPSEEK, "--hidden-size", "128", "--bf16", *parallel(ep=2)]
+FP8 = ["--musa-fp8-alltoall"]
+CASES = {
+    "flex": (FLEX, []),
+    "flex fp8 recompute": (FLEX, [*FP8, "--musa-moe-recompute"]),
+    "alltoall fp8": ([], FP8),
+}
+
+
+@pytest.fixture(scope="module")
+def musa() -> Iterator[Runner]:
+    """Real Megatron 0.19.2 on the double."""
+    runner = Runner({"ACCELERATOR_BACKEND": "musa", "MUSA_DOUBLE_SHARED_RNG": "1"}, paths=[Path(DOUBLES)])
+    yield runner
+    runner.close()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_dispatch_on_musa_equals_the_cpu_bitwise(musa: Runner, megatron: Runner, tmp_path: Path, name: str) -> None:
+    dispatcher, flags = CASES[name]
+    auto = [*dispatcher, "auto"] if dispatcher else []
+    on_musa = musa.run(MODEL + auto + flags, tmp_path / "musa", 2, hooks=HOOKS)
+    on_cpu = megatron.run(MODEL + auto + flags, tmp_path / "cpu", 2, hooks=HOOKS)
+    assert on_musa.fingerprint == on_cpu.fingerprint
+    assert on_musa.parameters == on_cpu.parameters
+    if dispatcher:  # ace is the default on the CPU, and opt-in on a GPU
+        assert {rank.extra["transport"] for rank in on_musa.ranks} == {"collective"}
+        assert {rank.extra["transport"] for rank in on_cpu.ranks} == {"ace"}
+    assert on_musa.ranks[0].extra["traffic"] == on_cpu.ranks[0].extra["traffic"]
+
+
+def test_ace_is_refused_where_the_device_cannot_copy_between_peers(musa: Runner, tmp_path: Path) -> None:
+    codes = musa.start([*MODEL, *FLEX, "ace"], tmp_path, 2)
+    assert 0 not in codes
+    assert "Use --musa-dispatch collective" in musa.log(tmp_path, 0)
