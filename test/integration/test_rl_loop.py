@@ -108,11 +108,22 @@ def test_first_gradient_norm_is_equal_in_all_layouts(
     assert max(norms) - min(norms) < 1e-6 * max(norms), norms
 
 
+def test_mooncake_between_the_trainers_stages_gives_the_same_gradient_bitwise(
+    rehearse: Callable[..., Rehearsal], pipeline: Rehearsal
+) -> None:
+    """A feature of pretraining, switched on in miles by the flag that pretraining has."""
+    run = rehearse("mooncake", "--musa-p2p", "mooncake", "--musa-p2p-transport", "tcp", LAYOUT="pp2", NUM_ROLLOUT="1")
+    assert run.status == 0, run.output[-3000:] + run.log[-3000:]
+    assert "pipeline [0, 1] uses Mooncake over tcp" in run.log
+    assert run.iterations[0]["grad_norm"] == pipeline.iterations[0]["grad_norm"]
+
+
 def test_trainers_were_patched_by_the_switch_alone(pipeline: Rehearsal) -> None:
     """Each trainer prints its report; in a Ray worker nothing but the environment could have patched it."""
     assert re.search(r"MegatronTrainRayActor.*musa_titan \(cpu, megatron-core 0\.16\.0rc0\): applied \d+", pipeline.log)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("victim", ["ray::MegatronTrainRayActor", "ray::RolloutManager"])
 def test_a_killed_actor_ends_the_job_with_the_cause_and_leaves_no_process(
     rehearse: Callable[..., Rehearsal], pipeline: Rehearsal, victim: str

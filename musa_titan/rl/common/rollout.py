@@ -40,6 +40,7 @@ def rollout_patches(framework: str) -> tuple[Patch, ...]:
             kind="wrap",
             target=f"{engine}:_to_local_gpu_id",
             make=f"{_REPAIRS}:engine_id_under_visible_devices",
+            when=f"musa_titan.rl.common.conditions:{framework}_resolves_no_devices",
             required=False,
             why="it reads CUDA_VISIBLE_DEVICES only: under MUSA_VISIBLE_DEVICES an engine starts on the wrong device",
             remove_when="the framework resolves the number through its accelerator layer",

@@ -54,7 +54,7 @@ def engine_id_under_visible_devices(current: Callable[[int], int], context: Cont
 
     def _to_local_gpu_id(physical_gpu_id: int) -> int:
         visible = os.environ.get("MUSA_VISIBLE_DEVICES")
-        if context.accelerator.device_type != "musa" or not visible:
+        if not visible:
             return current(physical_gpu_id)
         seen = [part.strip() for part in visible.split(",")]
         return seen.index(str(physical_gpu_id)) if str(physical_gpu_id) in seen else physical_gpu_id

@@ -32,6 +32,7 @@ def trainer_patches(framework: str) -> tuple[Patch, ...]:
             kind="wrap",
             target=f"{framework}.ray.train_actor:get_local_gpu_id",
             make=f"{_REPAIRS}:local_id_under_visible_devices",
+            when=f"musa_titan.rl.common.conditions:{framework}_resolves_no_devices",
             required=False,
             why="it reads CUDA_VISIBLE_DEVICES only: under MUSA_VISIBLE_DEVICES a rank asks for a device it cannot see",
             remove_when="the framework resolves the number through its accelerator layer",

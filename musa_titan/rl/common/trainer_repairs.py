@@ -29,7 +29,7 @@ def local_id_under_visible_devices(current: Callable[[], Any], context: Context)
 
     def get_local_gpu_id() -> Any:
         visible = os.environ.get("MUSA_VISIBLE_DEVICES")
-        if context.accelerator.device_type != "musa" or not visible:
+        if not visible:
             return current()
         import ray
 
