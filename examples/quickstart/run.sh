@@ -11,11 +11,13 @@ SEED=${SEED:-1234}
 LEARNING_RATE=${LEARNING_RATE:-4e-3}
 OUTPUT_DIR=${OUTPUT_DIR:-$ROOT/runs/quickstart}
 VERBOSE=${VERBOSE:-no}
+FEATURE_STEPS=${FEATURE_STEPS:-6}
 SETUP_ONLY=no
+FEATURES=none
 
 usage() {
   cat <<END
-usage: bash examples/quickstart/run.sh [--help] [--dry-run] [--setup-only] [-- MEGATRON FLAGS]
+usage: bash examples/quickstart/run.sh [--help] [--dry-run] [--setup-only] [--features none|all] [-- MEGATRON FLAGS]
 
 Installs what is missing into .venv, turns the Python standard library into a corpus, and trains a mixture-of-experts
 model with latent attention and multi-token prediction on 4 processes (2 pipeline stages x 2 expert-parallel ranks).
@@ -23,6 +25,9 @@ Run again to go on from the last checkpoint: each run trains up to the next mult
 
   --dry-run      print the exact commands and run nothing
   --setup-only   install into .venv (the one that test/run.sh uses) and stop
+  --features all train twice on 8 processes (4 pipeline stages x 2 expert-parallel ranks), plain and with Mooncake
+                 between stages, activation offload, token dispatch by copy engines and zero bubble, and compare: the
+                 losses, and what each mechanism did. FP8 is apart: it changes the mathematics. Default: none
   -- FLAGS       further flags for Megatron; a later flag wins
 
 Variables of the run:
@@ -31,6 +36,7 @@ Variables of the run:
   SEED              (default: $SEED)
   LEARNING_RATE     (default: $LEARNING_RATE)
   OUTPUT_DIR        corpus, checkpoint, logs and summaries (default: $OUTPUT_DIR)
+  FEATURE_STEPS     steps of each of the two runs of --features all (default: $FEATURE_STEPS)
   VERBOSE           yes: show all that Megatron prints, not only its steps (default: no; the log always has all)
   ACCELERATOR_BACKEND  device: cpu, musa or cuda (default: cpu). The others need an environment of their own:
                     VENV=... SETUP=no
@@ -44,18 +50,25 @@ while (($#)); do
     -h | --help) usage; exit 0 ;;
     --dry-run) DRY_RUN=yes ;;
     --setup-only) SETUP_ONLY=yes ;;
+    --features) FEATURES=${2:-}; shift ;;
+    --features=*) FEATURES=${1#*=} ;;
     --) shift; break ;;
     *) printf 'error: unknown argument %s\n\n' "$1" >&2; usage >&2; exit 2 ;;
   esac
   shift
 done
-for number in STEPS SAVE_INTERVAL SEED; do
+[[ $FEATURES == none || $FEATURES == all ]] || fail "--features '$FEATURES' is neither none nor all"
+for number in STEPS SAVE_INTERVAL SEED FEATURE_STEPS; do
   [[ ${!number} =~ ^[1-9][0-9]*$ ]] || fail "$number='${!number}' is not a positive whole number"
 done
 
 require_yes_or_no VERBOSE
 
-setup_environment cpu,cli
+if [[ $FEATURES == all ]]; then
+  setup_environment cpu,cli,mooncake
+else
+  setup_environment cpu,cli
+fi
 [[ $SETUP_ONLY == no ]] || exit 0
 
 # --- corpus: the standard library's modules and packages, two corpora that Megatron blends by size ---------------------
@@ -73,21 +86,7 @@ corpus=("$VENV/bin/python" -m musa_titan.recipe.corpus)
 run "${corpus[@]}" "$data/modules" "$library" --include '*.py'
 run "${corpus[@]}" "$data/packages" "$library" --include '*/**/*.py' --skip site-packages --skip test --skip tests
 
-# --- training ---------------------------------------------------------------------------------------------------------
-
-checkpoint=$OUTPUT_DIR/checkpoint
-done_steps=0
-if [[ -f $checkpoint/latest_checkpointed_iteration.txt ]]; then
-  done_steps=$(<"$checkpoint/latest_checkpointed_iteration.txt")
-  [[ $done_steps =~ ^[0-9]+$ ]] || fail "$checkpoint names no step; remove it or set OUTPUT_DIR to another folder"
-fi
-last_step=$(((done_steps / STEPS + 1) * STEPS))
-if ((done_steps)); then
-  say "training: resuming from the checkpoint of step $done_steps, up to step $last_step"
-  hint=" If the model was changed, remove $checkpoint or set OUTPUT_DIR to another folder."
-else
-  say "training: from the start, $last_step steps"
-fi
+# --- the model ---------------------------------------------------------------------------------------------------------
 
 model=(
   --transformer-impl local --num-layers 4 --hidden-size 128 --ffn-hidden-size 384 --num-attention-heads 4
@@ -105,9 +104,6 @@ unfused=(
   --attention-backend unfused --no-masked-softmax-fusion --no-bias-swiglu-fusion --no-bias-dropout-fusion
   --no-rope-fusion --no-gradient-accumulation-fusion --no-persist-layer-norm
 )
-layout=(
-  --pipeline-model-parallel-size 2 --expert-model-parallel-size 2 --use-distributed-optimizer
-)
 sequence=128
 # shellcheck disable=SC2054 # the comma belongs to the value
 text=(
@@ -115,6 +111,36 @@ text=(
   --data-path 37 "$data/modules" 63 "$data/packages" --data-cache-path "$data/cache"
   --split 100,0,0 --num-workers 0
   --seq-length "$sequence" --max-position-embeddings "$sequence"
+)
+# Everything goes to the log; the terminal shows the steps, checkpoints, and what is wrong.
+shown=' iteration +[0-9]+/|musa_titan|successfully (loaded|saved) checkpoint|(Error|Exception)\b'
+[[ $VERBOSE == no ]] || shown=''
+
+if [[ $FEATURES == all ]]; then
+  # shellcheck source=features.sh
+  source "$ROOT/examples/quickstart/features.sh"
+  compare_features "$@"
+  exit
+fi
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+checkpoint=$OUTPUT_DIR/checkpoint
+done_steps=0
+if [[ -f $checkpoint/latest_checkpointed_iteration.txt ]]; then
+  done_steps=$(<"$checkpoint/latest_checkpointed_iteration.txt")
+  [[ $done_steps =~ ^[0-9]+$ ]] || fail "$checkpoint names no step; remove it or set OUTPUT_DIR to another folder"
+fi
+last_step=$(((done_steps / STEPS + 1) * STEPS))
+if ((done_steps)); then
+  say "training: resuming from the checkpoint of step $done_steps, up to step $last_step"
+  hint=" If the model was changed, remove $checkpoint or set OUTPUT_DIR to another folder."
+else
+  say "training: from the start, $last_step steps"
+fi
+
+layout=(
+  --pipeline-model-parallel-size 2 --expert-model-parallel-size 2 --use-distributed-optimizer
 )
 # A constant rate, and its state not taken from the checkpoint: a longer run must not change the steps before.
 schedule=(
@@ -137,10 +163,6 @@ train() {
     "$ROOT/examples/pretrain_gpt.py" "${model[@]}" "${unfused[@]}" "${layout[@]}" "${text[@]}" "${schedule[@]}" \
     "${output[@]}" "$@"
 }
-
-# Everything goes to the log; the terminal shows the steps, checkpoints, and what is wrong.
-shown=' iteration +[0-9]+/|musa_titan|successfully (loaded|saved) checkpoint|(Error|Exception)\b'
-[[ $VERBOSE == no ]] || shown=''
 
 if [[ $DRY_RUN == yes ]]; then
   train "$@"

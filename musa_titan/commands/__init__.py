@@ -2,7 +2,7 @@
 
 import typer
 
-from musa_titan.commands import doctor, launch, lock, options, patches, ray_env, recipe, rl_contract
+from musa_titan.commands import doctor, launch, lock, options, patches, ray_env, recipe, rl_contract, verify
 
 app = typer.Typer(
     help="Tools around training with Megatron-LM on Moore Threads GPUs.",
@@ -18,3 +18,4 @@ app.add_typer(recipe.app, name="recipe")
 app.command("launch", context_settings=launch.CONTEXT)(launch.launch)
 app.command("ray-env")(ray_env.ray_env)
 app.command("rl-contract")(rl_contract.rl_contract)
+app.command("verify")(verify.verify)
