@@ -123,22 +123,45 @@ def test_trainers_were_patched_by_the_switch_alone(pipeline: Rehearsal) -> None:
     assert re.search(r"MegatronTrainRayActor.*musa_titan \(cpu, megatron-core 0\.16\.0rc0\): applied \d+", pipeline.log)
 
 
+def is_actor(name: str) -> Callable[[psutil.Process], bool]:
+    return lambda process: process.name().startswith(f"ray::{name}"[:15])
+
+
+def is_engine(process: psutil.Process) -> bool:
+    """The HTTP server, which an engine actor has spawned."""
+    parent = process.parent()
+    return parent is not None and is_actor("SGLangEngine")(parent) and "spawn_main" in " ".join(process.cmdline())
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("victim", ["ray::MegatronTrainRayActor", "ray::RolloutManager"])
-def test_a_killed_actor_ends_the_job_with_the_cause_and_leaves_no_process(
-    rehearse: Callable[..., Rehearsal], pipeline: Rehearsal, victim: str
+@pytest.mark.parametrize(
+    ("victim", "cause"),
+    [
+        pytest.param(is_actor("MegatronTrainRayActor"), "ActorDiedError", id="trainer"),
+        pytest.param(is_actor("RolloutManager"), "ActorDiedError", id="manager"),
+        pytest.param(is_engine, "RayTaskError", id="engine"),  # after the manager's 60 attempts, a second apart
+    ],
+)
+def test_a_killed_process_ends_the_job_with_the_cause_and_leaves_no_process(
+    rehearse: Callable[..., Rehearsal],
+    pipeline: Rehearsal,
+    victim: Callable[[psutil.Process], bool],
+    cause: str,
+    request: pytest.FixtureRequest,
 ) -> None:
     seen: set[psutil.Process] = set()
 
     def kill_after_first_step(script: psutil.Process, log: Path) -> None:
         while not (log.is_file() and "step 0:" in log.read_text()):
+            assert script.is_running()
             time.sleep(0.2)
         seen.update(script.children(recursive=True))
-        next(process for process in seen if process.name().startswith(victim[:15])).kill()
+        next(filter(victim, seen)).kill()
 
-    run = rehearse(f"killed-{victim[5:]}", LAYOUT="single", NUM_ROLLOUT="500", during=kill_after_first_step)
+    name = f"killed-{request.node.callspec.id}"
+    run = rehearse(name, LAYOUT="single", NUM_ROLLOUT="500", during=kill_after_first_step)
     assert run.status == 1
-    assert "ActorDiedError" in run.log
+    assert cause in run.log
     _, alive = psutil.wait_procs(seen, timeout=20)
     assert alive == []
 
