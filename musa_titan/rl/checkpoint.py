@@ -124,24 +124,20 @@ def to_hf(framework: str, source: Path, target: Path, arguments: list[str]) -> N
 
 
 def main() -> None:
-    """Parse our part, leave the rest to the framework."""
-    own, _, rest = (sys.argv[1:], "", []) if "--" not in sys.argv else _split(sys.argv[1:])
+    """Parse our part; what follows ``--`` is the framework's."""
     parser = argparse.ArgumentParser(usage=USAGE, description=__doc__)
     parser.add_argument("direction", choices=("to-megatron", "to-hf"))
     parser.add_argument("framework", choices=("slime", "miles"))
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
-    asked = parser.parse_args(own)
+    words = sys.argv[1:]
+    ours = words.index("--") if "--" in words else len(words)
+    asked = parser.parse_args(words[:ours])
     import musa_titan
 
     musa_titan.apply_rl_patch()
-    action = to_megatron if asked.direction == "to-megatron" else to_hf
-    action(asked.framework, asked.source, asked.target, rest)
-
-
-def _split(words: list[str]) -> tuple[list[str], str, list[str]]:
-    at = words.index("--")
-    return words[:at], "--", words[at + 1 :]
+    convert = to_megatron if asked.direction == "to-megatron" else to_hf
+    convert(asked.framework, asked.source, asked.target, words[ours + 1 :])
 
 
 if __name__ == "__main__":
