@@ -1,0 +1,58 @@
+"""``musa-titan ray-env`` and ``musa-titan rl-contract``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def musa_titan(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **variables}
+    command = [sys.executable, "-m", "musa_titan.cli", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_ray_env_prints_one_line_that_ray_accepts(tmp_path: Path) -> None:
+    base = tmp_path / "runtime_env.yaml"
+    base.write_text('working_dir: "${WHERE}"\nenv_vars:\n  MCCL_DEBUG: "${LEVEL}"\n')
+    done = musa_titan("ray-env", "slime", "--base", str(base), "--path", "/opt/x", WHERE="/data", LEVEL="INFO")
+    assert done.returncode == 0, done.stderr
+    merged = json.loads(done.stdout)
+    assert merged["working_dir"] == "/data"
+    assert merged["env_vars"]["MCCL_DEBUG"] == "INFO"
+    assert merged["env_vars"]["PYTHONPATH"].split(os.pathsep) == [str(ROOT), "/opt/x"]
+    assert len(done.stdout.splitlines()) == 1
+
+
+def test_a_template_whose_variable_is_not_set_is_refused_by_its_name(tmp_path: Path) -> None:
+    base = tmp_path / "runtime_env.yaml"
+    base.write_text('env_vars:\n  PLACE: "${NOT_SET_ANYWHERE}"\n')
+    done = musa_titan("ray-env", "slime", "--base", str(base))
+    assert done.returncode == 2
+    assert "needs the variable NOT_SET_ANYWHERE" in done.stderr
+
+
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
+    base = tmp_path / "runtime_env.yaml"
+    base.write_text("- a\n- b\n")
+    done = musa_titan("ray-env", "miles", "--base", str(base))
+    assert done.returncode == 2
+    assert "holds no mapping" in done.stderr
+
+
+def test_the_contract_command_fails_on_an_upstream_without_the_targets(tmp_path: Path) -> None:
+    (tmp_path / "slime").mkdir()
+    done = musa_titan("rl-contract", "slime", str(tmp_path))
+    assert done.returncode == 1
+    assert "slime.utils.distributed_utils:init_process_group is gone" in done.stdout
+
+
+def test_an_entry_that_the_contract_has_not_is_refused_with_those_it_has() -> None:
+    done = musa_titan("rl-contract", "miles", str(ROOT), "--revision", "miles 9.9")
+    assert done.returncode == 2
+    assert "miles 0.0.2" in done.stderr
