@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from musa_titan.acceptance.evidence import CheckError
+from musa_titan.recipe.trainer import Trainer
 
 STEP = re.compile(r"iteration +(\d+)/ *\d+ \|.*?lm loss: (\S+)")
 RATE = re.compile(r"\[throughput\] iteration \d+: ([\d,.]+) tokens/s/GPU, (\S+) TFLOP/s/GPU(?:, MFU ([\d.]+)%)?")
@@ -55,6 +56,8 @@ class Jobs:
     backend: str
     world: int
     directory: Path
+    trainer: Trainer | None = None
+    """On a CPU: forks ranks from one import. None: torchrun."""
 
     def train(self, name: str, steps: int, flags: Sequence[str] = ()) -> Log:
         """Train the small model.
@@ -64,7 +67,11 @@ class Jobs:
         """
         directory = self.directory / name
         words = [*MODEL, "--train-iters", str(steps), *self._layout(), *flags]
-        self._run("musa_titan.recipe.train", directory, [str(directory), str(self.world), "--", *words], fork=True)
+        if self.trainer is not None:
+            if any(self.trainer.train(directory, self.world, words)):
+                raise CheckError(f"{name} failed; logs are in {directory}: {_reason(directory)}")
+        else:
+            self._run("musa_titan.recipe.train", directory, [str(directory), "--", *words])
         text = (directory / f"rank{self.world - 1}.log").read_text(errors="replace")
         found = STEP.findall(text)
         if not found or int(found[-1][0]) != steps:
@@ -87,7 +94,7 @@ class Jobs:
             CheckError: a rank failed before it could say so.
         """
         directory = self.directory / "ranks"
-        self._run("musa_titan.acceptance.ranks", directory, [str(directory)], fork=False)
+        self._run("musa_titan.acceptance.ranks", directory, [str(directory)])
         return [json.loads((directory / f"rank{rank}.json").read_text()) for rank in range(self.world)]
 
     @property
@@ -102,20 +109,17 @@ class Jobs:
         layout = ["--pipeline-model-parallel-size", str(self.pipeline)]
         return [*layout, "--expert-model-parallel-size", str(self.experts), "--moe-token-dispatcher-type", "alltoall"]
 
-    def _run(self, module: str, directory: Path, arguments: list[str], fork: bool) -> None:
-        """Start `module` in all ranks; on a CPU a module that can fork starts them itself."""
+    def _run(self, module: str, directory: Path, arguments: list[str]) -> None:
+        """Start `module` in all ranks."""
         directory.mkdir(parents=True, exist_ok=True)
         environment = {
             **os.environ, "ACCELERATOR_BACKEND": self.backend, "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-            "OMP_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1", "MUSA_TITAN_REPORT_DIR": str(directory / "patches"),
         }  # fmt: skip
-        command = [sys.executable]
         if self.backend == "cpu":
             environment["GLOO_SOCKET_IFNAME"] = "lo"
-        if self.backend != "cpu" or not fork:
-            command += ["-m", "torch.distributed.run", "--standalone", "--local-addr", "localhost"]
-            command += ["--nproc-per-node", str(self.world)]
-        command += ["-m", module, *arguments]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "localhost"]
+        command = [*torchrun, "--nproc-per-node", str(self.world), "-m", module, *arguments]
         log = directory / "start.log"
         with open(log, "wb") as stream:
             done = subprocess.run(
@@ -127,7 +131,7 @@ class Jobs:
 
 def _reason(directory: Path) -> str:
     """The last line with an error in any log."""
-    for path in [*sorted(directory.glob("rank*.log")), directory / "start.log"]:
+    for path in [*sorted(directory.glob("rank*.log")), *directory.glob("start.log")]:
         lines = [line for line in path.read_text(errors="replace").splitlines() if "Error" in line]
         if lines:
             return lines[-1].strip()[:300]

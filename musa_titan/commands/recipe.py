@@ -19,6 +19,7 @@ from musa_titan.recipe.describe import describe, find_recipes, repository
 from musa_titan.recipe.page import replace_table
 from musa_titan.recipe.rehearse import Stages, Training, build_stages, train
 from musa_titan.recipe.tokenize import tokenize
+from musa_titan.recipe.trainer import Trainer
 
 app = typer.Typer(help="Check and rehearse pretraining recipes; make their data.", no_args_is_help=True)
 
@@ -69,7 +70,9 @@ def rehearse(
     described = describe(recipe)
     with Megatron() as megatron:
         full = build_stages(described, megatron) if stages else None
-    trained = train(described, directory or repository() / "runs" / "rehearsal" / described.name, processes)
+    folder = directory or repository() / "runs" / "rehearsal" / described.name
+    with Trainer(folder / "train.log") as trainer:
+        trained = train(described, folder, trainer, processes)
     wrong = full.wrong if full is not None else []
     if json:
         print_json(_rehearsal(described.name, trained, full))

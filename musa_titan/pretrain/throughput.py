@@ -15,7 +15,6 @@ PATCHES = (
         feature="throughput",
         layer="observe",
         phase="configured",
-        parameters=("iteration",),
         why="upstream logs neither tokens per second of a device nor the utilisation of its peak",
         remove_when="Megatron logs both, and says what it counts as a FLOP",
     ),

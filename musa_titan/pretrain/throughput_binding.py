@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,26 +56,25 @@ def validate(settings: Settings, args: Any) -> None:
 def log_throughput(current: Callable[..., Any], context: Context) -> Callable[..., Any]:
     """Patch factory: after Megatron's own log of a step, ours, on the rank that prints the loss."""
     peak = context.settings["throughput"].peak_tflops
-    signature = inspect.signature(current)
     meter: Meter | None = None
 
     def training_log(*args: Any, **kwargs: Any) -> Any:
         nonlocal meter
         result = current(*args, **kwargs)
-        iteration = signature.bind(*args, **kwargs).arguments["iteration"]
-        meter = _count(meter, iteration, peak * 1e12 if peak is not None else None)
+        meter = _count(meter, peak * 1e12 if peak is not None else None)
         return result
 
     return training_log
 
 
-def _count(meter: Meter | None, iteration: int, peak: float | None) -> Meter:
+def _count(meter: Meter | None, peak: float | None) -> Meter:
     """Add a step to the meter and log at Megatron's interval; the first step only starts the clock."""
     from megatron.core.num_microbatches_calculator import get_current_global_batch_size
     from megatron.training import get_args
     from megatron.training.utils import print_rank_last
 
     args = get_args()
+    iteration = args.curr_iteration + 1
     now = time.perf_counter()
     if meter is None:
         flops = flops_per_token(shape_of(args, args.padded_vocab_size), args.seq_length)

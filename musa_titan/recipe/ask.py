@@ -69,18 +69,21 @@ class Megatron:
         arguments = answer.pop("arguments")
         return Answer(arguments=SimpleNamespace(**arguments) if arguments is not None else None, **answer)
 
-    def build(self, flags: Sequence[str], world_size: int, environment: Mapping[str, str], rank: int) -> int:
-        """Parameters of the modules that Megatron builds for `rank`, on the meta device.
+    def build(
+        self, flags: Sequence[str], world_size: int, environment: Mapping[str, str], ranks: Sequence[int]
+    ) -> list[int]:
+        """Parameters of the modules that Megatron builds for each of `ranks`, on the meta device.
 
         Raises:
             MusaTitanError: it could not build them.
         """
         shown = {name: value for name, value in environment.items() if name not in _OURS}
-        question = {"argv": list(flags), "world_size": world_size, "environment": shown, "rank": rank}
+        question = {"argv": list(flags), "world_size": world_size, "environment": shown, "ranks": list(ranks)}
         answer = self._put(question)
         if answer["error"] is not None:
-            raise MusaTitanError(f"Megatron could not build rank {rank} of {world_size}: {answer['error']}")
-        return int(answer["parameters"])
+            raise MusaTitanError(f"Megatron could not build a stage of {world_size} ranks: {answer['error']}")
+        found: list[int] = answer["parameters"]
+        return found
 
     def _put(self, question: dict[str, Any]) -> dict[str, Any]:
         process = self._started()

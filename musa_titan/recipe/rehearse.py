@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +22,7 @@ from musa_titan.recipe.commandline import CommandLine, Substitution
 from musa_titan.recipe.describe import Recipe
 from musa_titan.recipe.on_cpu import for_cpu, for_shapes
 from musa_titan.recipe.reduce import STEPS, Axes, reduce
+from musa_titan.recipe.trainer import Trainer
 
 STEP = re.compile(r"iteration +(\d+)/ *\d+ \|.*?lm loss: (\S+)")
 
@@ -65,8 +63,8 @@ class Stages:
         return [stage for stage in self.built if stage.expected != stage.found]
 
 
-def train(recipe: Recipe, directory: Path, processes: int | None = None) -> Training:
-    """Train ``STEPS`` steps of a scaled-down copy.
+def train(recipe: Recipe, directory: Path, trainer: Trainer, processes: int | None = None) -> Training:
+    """Train ``STEPS`` steps of a scaled-down copy in `directory`.
 
     Raises:
         MusaTitanError: the recipe is not valid, a rank failed, a step is missing, or a loss is not finite; with the
@@ -75,16 +73,9 @@ def train(recipe: Recipe, directory: Path, processes: int | None = None) -> Trai
     line = CommandLine.of(recipe.flags)
     axes = reduce(line, _chunks(recipe), processes)
     for_cpu(line)
-    directory.mkdir(parents=True, exist_ok=True)
-    environment = {
-        **os.environ, "ACCELERATOR_BACKEND": "cpu", "OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }  # fmt: skip
-    command = [sys.executable, "-m", "musa_titan.recipe.train", str(directory), str(axes.world), "--", *line.words()]
-    with open(directory / "train.log", "wb") as log:
-        done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
+    codes = trainer.train(directory, axes.world, line.words())
     logs = [directory / f"rank{rank}.log" for rank in range(axes.world)]
-    if done.returncode != 0:
+    if any(codes):
         raise MusaTitanError(f"the rehearsal of {recipe.name} failed; its logs are in {directory}\n{_end_of(logs)}")
     losses = [float(loss) for _, loss in STEP.findall(logs[-1].read_text(errors="replace"))]
     if len(losses) != STEPS or not all(map(math.isfinite, losses)):
@@ -108,9 +99,10 @@ def build_stages(recipe: Recipe, megatron: Megatron) -> Stages:
     shape = shape_of(args, vocabulary)
     stages = Stages(recipe.world_size, line.changes)
     per_stage = recipe.world_size // len(answer.stages)
+    ranks = [number * per_stage for number in range(len(answer.stages))]
+    found = megatron.build(line.words(), recipe.world_size, recipe.environment, ranks)
     for number, row in enumerate(answer.stages):
-        found = megatron.build(line.words(), recipe.world_size, recipe.environment, rank=number * per_stage)
-        stages.built.append(Built(number, stage_parameters(args, shape, row).total, found))
+        stages.built.append(Built(number, stage_parameters(args, shape, row).total, found[number]))
     return stages
 
 

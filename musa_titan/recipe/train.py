@@ -1,44 +1,56 @@
-"""Trains a small job with one log for each rank: a rehearsal, or a run of the acceptance kit.
+"""Trains small jobs with one log for each rank; ``trainer.py`` is the other end.
 
-``python -m musa_titan.recipe.train DIRECTORY WORLD -- FLAGS`` with ``ACCELERATOR_BACKEND=cpu`` imports Megatron once
-and forks the ranks; exit code 0 if every rank ended well. Started by torchrun, which a device that survives no fork
-needs, it is one rank. Logs are ``DIRECTORY/rankN.log``, patch reports ``DIRECTORY/patches``.
+Without arguments it imports Megatron once, reads jobs from standard input (one JSON line: directory, world, flags),
+forks the ranks of each and answers with their exit codes. Started by torchrun, which a device that survives no fork
+needs, it is one rank of one job: ``python -m musa_titan.recipe.train DIRECTORY -- FLAGS``.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import musa_titan
 
 
-def main() -> int:
-    directory, world, flags = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[4:]
-    os.environ["MUSA_TITAN_REPORT_DIR"] = str(directory / "patches")
+def main() -> None:
     musa_titan.apply_pretrain_patch()
-
-    def train(rank: int) -> None:
-        from musa_titan.pretrain import driver
-
-        sys.argv = ["pretrain_gpt.py", *flags]
-        driver.main()
-
     if "RANK" in os.environ:
-        directory.mkdir(parents=True, exist_ok=True)
-        log = os.open(directory / f"rank{os.environ['RANK']}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        train(int(os.environ["RANK"]))
-        return 0
-    from musa_titan.launch.local import run_ranks
-
+        _be_a_rank(Path(sys.argv[1]), sys.argv[3:])
+        return
     for name in ("megatron.training.training", "musa_titan.pretrain.driver"):
         importlib.import_module(name)  # paid once, inherited by every rank
-    return max(abs(code) for code in run_ranks(train, world, directory))
+    from musa_titan.launch.local import run_ranks
+
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints must not get between our lines
+    for line in sys.stdin:
+        job = json.loads(line)
+        directory, flags = Path(job["directory"]), job["flags"]
+        environment = {"MUSA_TITAN_REPORT_DIR": str(directory / "patches")}
+        codes = run_ranks(partial(_train, flags), job["world"], directory, environment)
+        answers.write(json.dumps(codes) + "\n")
+        answers.flush()
+
+
+def _be_a_rank(directory: Path, flags: list[str]) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    log = os.open(directory / f"rank{os.environ['RANK']}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    _train(flags, int(os.environ["RANK"]))
+
+
+def _train(flags: list[str], rank: int) -> None:
+    from musa_titan.pretrain import driver
+
+    sys.argv = ["pretrain_gpt.py", *flags]
+    driver.main()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import enum
+import importlib
 import json
 import os
 import sys
@@ -21,18 +22,23 @@ import musa_titan
 from musa_titan.recipe.successors import advice
 
 Answer = dict[str, Any]
+_FOR_MODELS = ("megatron.core.tokenizers.text", "musa_titan.pretrain.driver")
+"""What building a model needs beside parsing flags, imported before the processes part."""
 
 
 def main() -> None:
     musa_titan.apply_pretrain_patch()
-    import megatron.training.arguments  # noqa: F401  (paid once, inherited by every child)
-
+    importlib.import_module("megatron.training.arguments")  # paid once, inherited by every child
     assume_te = _assume_transformer_engine()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what Megatron prints must not get between our lines
     for line in sys.stdin:
         question = json.loads(line)
-        work = build if "rank" in question else examine
+        work = examine
+        if "ranks" in question:
+            work = build
+            for name in _FOR_MODELS:
+                importlib.import_module(name)
         answer = _in_child(lambda work=work, question=question: work(question))  # type: ignore[misc]
         answers.write(json.dumps({**answer, "te_assumed": assume_te}) + "\n")
         answers.flush()
@@ -57,41 +63,55 @@ def examine(question: Answer) -> Answer:
 
 
 def build(question: Answer) -> Answer:
-    """Build the model of one rank of a large job on the meta device: its number of parameters, or the error.
+    """Build the model of some ranks of a large job on the meta device: numbers of parameters, or the first error.
 
-    Megatron's fake process group lets one process be any rank. The CPU view's table of devices is pointed at the meta
-    device, so that what Megatron puts on its GPU takes no memory.
+    Megatron's fake process group lets one process be any rank. Arguments are validated once; each rank gets a process.
     """
-    from musa_titan.accelerator.cpu.devices import HOST, REAL_DEVICE
-
     os.environ.update(question["environment"], WORLD_SIZE=str(question["world_size"]))
-    os.environ.update(RANK=str(question["rank"]), LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    os.environ.update(RANK="0", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     sys.argv = ["recipe", *question["argv"]]
     try:
-        import torch
-        from megatron.core import parallel_state
-        from megatron.training import arguments, initialize
-
-        from musa_titan.pretrain import driver
+        from megatron.training import arguments
 
         args = arguments.parse_and_validate_args()
+    except (Exception, SystemExit) as error:
+        return {"parameters": None, "error": _one_line(error)}
+    parameters = []
+    for rank in question["ranks"]:
+        answer = _in_child(lambda rank=rank: _build_rank(args, rank))  # type: ignore[misc]
+        if answer["error"] is not None:
+            return {"parameters": None, "error": f"rank {rank}: {answer['error']}"}
+        parameters.append(answer["parameters"])
+    return {"parameters": parameters, "error": None}
+
+
+def _build_rank(args: argparse.Namespace, rank: int) -> Answer:
+    """The CPU view's table of devices is pointed at the meta device: what Megatron puts on its GPU takes no memory."""
+    from megatron.core import parallel_state
+    from megatron.training import initialize
+
+    from musa_titan.accelerator.cpu.devices import HOST, REAL_DEVICE
+    from musa_titan.pretrain import driver
+
+    args.rank = rank
+    os.environ["RANK"] = str(rank)
+    try:
         initialize.initialize_megatron()
         for name in (0, "cuda", "cuda:0"):
             HOST[name] = REAL_DEVICE("meta")
-        rank, ranks = parallel_state.get_pipeline_model_parallel_rank(), args.pipeline_model_parallel_size
+        stage, stages = parallel_state.get_pipeline_model_parallel_rank(), args.pipeline_model_parallel_size
         chunks = args.virtual_pipeline_model_parallel_size or 1
         parameters = 0
         with REAL_DEVICE("meta"):
             for chunk in range(chunks):
-                stage = driver.build_model(
-                    pre_process=rank == chunk == 0,
-                    post_process=rank == ranks - 1 and chunk == chunks - 1,
+                model = driver.build_model(
+                    pre_process=stage == chunk == 0,
+                    post_process=stage == stages - 1 and chunk == chunks - 1,
                     vp_stage=chunk if chunks > 1 else None,
                 )
-                if not all(parameter.is_meta for parameter in stage.parameters()):
+                if not all(parameter.is_meta for parameter in model.parameters()):
                     raise RuntimeError("a parameter was not built on the meta device")
-                parameters += sum(parameter.numel() for parameter in stage.parameters())
-        torch.distributed.destroy_process_group()
+                parameters += sum(parameter.numel() for parameter in model.parameters())
     except (Exception, SystemExit) as error:
         return {"parameters": None, "error": _one_line(error)}
     return {"parameters": parameters, "error": None}

@@ -38,7 +38,7 @@ def test_text_is_tokenised_trained_on_and_the_run_resumes(tmp_path: Path) -> Non
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert made.returncode == 0, made.stdout + made.stderr
-    assert re.search(r"\d+ documents, [\d,]+ tokens of a vocabulary of 400", made.stdout)
+    assert re.search(r"\d+ documents, [\d,]+ tokens of a vocabulary of 315", made.stdout)
 
     data = {"DATA_PATH": str(tmp_path / "text"), "TOKENIZER_MODEL": str(tokenizer)}
     first = run(3, tmp_path, **data)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from test.integration.test_quickstart import quickstart
 
 
+@pytest.mark.full
 def test_all_features_change_no_loss_and_each_does_something(tmp_path: Path) -> None:
     output = tmp_path / "run"
     done = quickstart("--features", "all", output=output, FEATURE_STEPS="3")

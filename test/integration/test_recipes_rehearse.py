@@ -13,6 +13,7 @@ from musa_titan.recipe import rehearse
 from musa_titan.recipe.ask import Megatron
 from musa_titan.recipe.describe import describe, find_recipes, repository
 from musa_titan.recipe.rehearse import build_stages, train
+from musa_titan.recipe.trainer import Trainer
 
 ROOT = repository()
 ALWAYS = ("kimi_1000B", "deepseek-v3_671B", "ling_1000B", "qwen3_30B-A3B", "llama3_8B")
@@ -32,10 +33,16 @@ def megatron() -> Iterator[Megatron]:
         yield upstream
 
 
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
+    with Trainer(tmp_path_factory.mktemp("trainer") / "train.log") as running:
+        yield running
+
+
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_a_scaled_down_copy_trains_with_the_recipes_features(path: Path, tmp_path: Path) -> None:
+def test_a_scaled_down_copy_trains_with_the_recipes_features(path: Path, trainer: Trainer, tmp_path: Path) -> None:
     recipe = describe(path)
-    trained = train(recipe, tmp_path)
+    trained = train(recipe, tmp_path, trainer)
     assert len(trained.losses) == 5
     assert all(4.0 < loss < 9.0 for loss in trained.losses)  # ln 512 = 6.2 and the multi-token prediction's part
     kept = {change.flag: change.after for change in trained.substitutions}
@@ -68,12 +75,12 @@ def test_a_stage_that_differs_is_found(megatron: Megatron, monkeypatch: pytest.M
     assert [stage.stage for stage in stages.wrong] == [0, 1]
 
 
-def test_a_rehearsal_that_fails_shows_the_error(tmp_path: Path) -> None:
+def test_a_rehearsal_that_fails_shows_the_error(trainer: Trainer, tmp_path: Path) -> None:
     recipe = describe(
         ROOT / "examples/llama3/pretrain_llama3_8B.sh", {}, ["--musa-p2p-slots", "0", "--musa-p2p", "mooncake"]
     )
     with pytest.raises(MusaTitanError, match="cannot carry a message") as failure:
-        train(recipe, tmp_path)
+        train(recipe, tmp_path, trainer)
     assert str(tmp_path) in str(failure.value)
 
 
