@@ -173,5 +173,5 @@ def fail_in_a_microbatch(recorder: Recorder) -> None:
 def _hash(tensor: Any) -> str:
     import torch
 
-    raw = tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
+    raw = tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
     return hashlib.sha256(raw).hexdigest()[:16]
