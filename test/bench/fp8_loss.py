@@ -41,7 +41,8 @@ MODELS = {
         --moe-token-dispatcher-type alltoall --moe-grouped-gemm""".split(),
 }
 TRAINING = """--num-layers 4 --hidden-size 128 --seq-length 128 --max-position-embeddings 128 --bf16
---micro-batch-size 8 --global-batch-size 8 --lr 2e-3 --weight-decay 0.1 --adam-beta2 0.95 --vocab-size 257
+--micro-batch-size 8 --global-batch-size 8 --lr 1e-3
+--lr-warmup-iters 20 --lr-decay-style cosine --weight-decay 0.1 --adam-beta2 0.95 --vocab-size 257
 --split 95,5,0 --eval-iters 20""".split()
 HELD_OUT = re.compile(r"validation loss at iteration \d+ .*?lm loss value: ([0-9.E+-]+)")
 

@@ -150,7 +150,8 @@ ALIGNED = """--hidden-size 256 --ffn-hidden-size 256 --num-layers 2 --global-bat
 
 
 def test_two_tensor_parallel_ranks_equal_one_within_the_rounding_of_bf16(megatron: Runner, tmp_path: Path) -> None:
-    args = DENSE + BF16 + FP8 + ALIGNED
+    # Not SwiGLU: its two halves are cut apart by tensor parallelism, so that the same numbers are another function.
+    args = [flag for flag in DENSE if flag != "--swiglu"] + BF16 + FP8 + ALIGNED
     one = megatron.run(args, tmp_path / "one")
     two = megatron.run([*args, *parallel(tp=2), "--sequence-parallel"], tmp_path / "two", 2)
     assert one.lm_losses[0] == pytest.approx(two.lm_losses[0], rel=2e-4)

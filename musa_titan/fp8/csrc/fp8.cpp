@@ -40,12 +40,12 @@ struct E5M2 {
     static constexpr uint32_t NOT_FINITE = 0x7C;  // 0x7C is infinity, above it NaN
 };
 
-// Round to nearest even; |x| may exceed MAX by rounding of the scale, hence the clamp.
+// Round to nearest even. No clamp: the scale keeps |x| within MAX up to its own rounding, and the largest code is the
+// nearest one for 16 units more.
 template <class F> inline uint8_t encode(float x) {
     constexpr int SHIFT = 23 - F::MANTISSA;
-    uint32_t u = bits(x), sign = (u >> 24) & 0x80u;
-    float magnitude = std::min(from_bits(u & 0x7FFFFFFFu), F::MAX);
-    uint32_t m = bits(magnitude);
+    uint32_t u = bits(x), sign = (u >> 24) & 0x80u, m = u & 0x7FFFFFFFu;
+    float magnitude = from_bits(m);
     uint32_t normal = ((m + ((1u << (SHIFT - 1)) - 1) + ((m >> SHIFT) & 1u)) >> SHIFT) - ((127u - F::BIAS) << F::MANTISSA);
     uint32_t subnormal = bits(magnitude + F::MAGIC) - bits(F::MAGIC);  // the addition rounds to multiples of the step
     bool is_normal = m >= (uint32_t(127 - F::BIAS + 1) << 23);
@@ -80,12 +80,65 @@ template <class F> inline float scale_of(uint32_t top, bool power_of_two, float*
     return 1.0f / *scale_inv;
 }
 
-template <class T> inline uint32_t magnitude_bits(const T* p, int64_t i) { return bits(load(p, i)) & 0x7FFFFFFFu; }
+// Magnitudes of bf16 are compared as 16-bit numbers, twice as many at a time.
+inline uint32_t magnitude_bits(const float* p, int64_t i) { return bits(p[i]) & 0x7FFFFFFFu; }
+inline uint16_t magnitude_bits(const bf16* p, int64_t i) { return p[i].raw & 0x7FFFu; }
+inline uint32_t widen(uint32_t top) { return top; }
+inline uint32_t widen(uint16_t top) { return uint32_t(top) << 16; }
+
+template <class T> inline auto largest(const T* p, int64_t n, decltype(magnitude_bits(p, 0)) top) {
+    for (int64_t i = 0; i < n; ++i) top = std::max(top, magnitude_bits(p, i));
+    return top;
+}
+
+// bf16 times a power of two needs no floating point: the exponent moves, and the last mantissa bits are rounded away, in
+// 16-bit lanes. True if that was right for all, false if some value is subnormal in FP8 (or zero).
+template <class F> inline int16_t shifted(const bf16* x, int64_t i, int16_t offset) {
+    return int16_t(int16_t(x[i].raw & 0x7FFFu) + offset);
+}
+template <class F> inline uint8_t rounded(const bf16* x, int64_t i, int16_t t) {
+    constexpr int DROP = 7 - F::MANTISSA;
+    int16_t code = int16_t(t + int16_t((1 << (DROP - 1)) - 1) + int16_t((t >> DROP) & 1)) >> DROP;
+    return uint8_t(code | ((x[i].raw >> 8) & 0x80));
+}
+template <class F> inline int16_t offset_of(float scale) {  // of a power of two, in units of the last bf16 mantissa bit
+    return int16_t((int32_t(bits(scale) >> 23) - 127 - (127 - F::BIAS)) * 128);
+}
+
+template <class F>
+bool encode_shifted(const bf16* __restrict x, uint8_t* __restrict codes, int64_t n, int16_t offset) {
+    int16_t least = 0x7FFF;
+    for (int64_t i = 0; i < n; ++i) {
+        int16_t t = shifted<F>(x, i, offset);
+        least = std::min(least, t);
+        codes[i] = rounded<F>(x, i, t);
+    }
+    return least >= 128 + std::max<int16_t>(offset, 0);  // normal in FP8, and as bf16
+}
+template <class F>
+bool encode_shifted(const bf16* __restrict x, uint8_t* __restrict codes, int64_t n, const int16_t* __restrict offset) {
+    int16_t least = 0x7FFF;
+    for (int64_t i = 0; i < n; ++i) {
+        int16_t t = shifted<F>(x, i, offset[i]);
+        least = std::min(least, std::min<int16_t>(t, t - offset[i]));
+        codes[i] = rounded<F>(x, i, t);
+    }
+    return least >= 128;
+}
+template <class F, class Offset> bool encode_shifted(const float*, uint8_t*, int64_t, Offset) { return false; }
 
 template <class F, class T>
-void encode_run(const T* __restrict x, uint8_t* __restrict codes, int64_t n, float scale) {
+void encode_run(const T* __restrict x, uint8_t* __restrict codes, int64_t n, float scale, bool pow2) {
     if (scale != scale) { std::memset(codes, 0x7F, n); return; }
+    if (pow2 && encode_shifted<F>(x, codes, n, offset_of<F>(scale))) return;
     for (int64_t i = 0; i < n; ++i) codes[i] = encode<F>(load(x, i) * scale);
+}
+
+template <class F, class T>
+void encode_run(const T* __restrict x, uint8_t* __restrict codes, int64_t n, const float* __restrict scale,
+                const int16_t* __restrict offset, bool pow2) {
+    if (pow2 && encode_shifted<F>(x, codes, n, offset)) return;
+    for (int64_t i = 0; i < n; ++i) codes[i] = encode<F>(load(x, i) * scale[i]);
 }
 
 template <class F, class T>
@@ -95,10 +148,8 @@ void quantize_rows(const T* x, int64_t rows, int64_t columns, int64_t stride, bo
         for (int64_t b = 0; b < per_row; ++b) {
             const T* p = x + r * stride + b * BLOCK;
             int64_t n = std::min(BLOCK, columns - b * BLOCK);
-            uint32_t top = 0;
-            for (int64_t i = 0; i < n; ++i) top = std::max(top, magnitude_bits(p, i));
-            float scale = scale_of<F>(top, pow2, scales + r * per_row + b);
-            encode_run<F>(p, codes + r * columns + b * BLOCK, n, scale);
+            float scale = scale_of<F>(widen(largest(p, n, 0)), pow2, scales + r * per_row + b);
+            encode_run<F>(p, codes + r * columns + b * BLOCK, n, scale, pow2);
         }
 }
 
@@ -108,14 +159,11 @@ void quantize_tiles(const T* x, int64_t rows, int64_t columns, int64_t stride, b
     for (int64_t r0 = 0; r0 < rows; r0 += BLOCK)
         for (int64_t b = 0; b < across; ++b) {
             int64_t r1 = std::min(rows, r0 + BLOCK), n = std::min(BLOCK, columns - b * BLOCK);
-            uint32_t top = 0;
-            for (int64_t r = r0; r < r1; ++r) {
-                const T* p = x + r * stride + b * BLOCK;
-                for (int64_t i = 0; i < n; ++i) top = std::max(top, magnitude_bits(p, i));
-            }
-            float scale = scale_of<F>(top, pow2, scales + (r0 / BLOCK) * across + b);
+            decltype(magnitude_bits(x, 0)) top = 0;
+            for (int64_t r = r0; r < r1; ++r) top = largest(x + r * stride + b * BLOCK, n, top);
+            float scale = scale_of<F>(widen(top), pow2, scales + (r0 / BLOCK) * across + b);
             for (int64_t r = r0; r < r1; ++r)
-                encode_run<F>(x + r * stride + b * BLOCK, codes + r * columns + b * BLOCK, n, scale);
+                encode_run<F>(x + r * stride + b * BLOCK, codes + r * columns + b * BLOCK, n, scale, pow2);
         }
 }
 
@@ -126,24 +174,26 @@ void quantize_columns(const T* x, int64_t rows, int64_t columns, int64_t stride,
     for (int64_t r0 = 0; r0 < rows; r0 += BLOCK)
         for (int64_t c0 = 0; c0 < columns; c0 += STRIPE) {
             int64_t r1 = std::min(rows, r0 + BLOCK), n = std::min(STRIPE, columns - c0);
-            uint32_t top[STRIPE] = {};
+            decltype(magnitude_bits(x, 0)) top[STRIPE] = {};
             float scale[STRIPE];
+            int16_t offset[STRIPE];
             for (int64_t r = r0; r < r1; ++r) {
                 const T* p = x + r * stride + c0;
                 for (int64_t i = 0; i < n; ++i) top[i] = std::max(top[i], magnitude_bits(p, i));
             }
             bool bad = false;
             for (int64_t i = 0; i < n; ++i) {
-                scale[i] = scale_of<F>(top[i], pow2, scales + (r0 / BLOCK) * columns + c0 + i);
-                bad |= top[i] >= INFINITY_BITS;
+                scale[i] = scale_of<F>(widen(top[i]), pow2, scales + (r0 / BLOCK) * columns + c0 + i);
+                offset[i] = offset_of<F>(scale[i]);
+                bad |= widen(top[i]) >= INFINITY_BITS;
             }
             for (int64_t r = r0; r < r1; ++r) {
                 const T* p = x + r * stride + c0;
                 uint8_t* out = codes + r * columns + c0;
-                for (int64_t i = 0; i < n; ++i) out[i] = encode<F>(load(p, i) * scale[i]);
+                encode_run<F>(p, out, n, scale, offset, pow2);
                 if (bad)
                     for (int64_t i = 0; i < n; ++i)
-                        if (top[i] >= INFINITY_BITS) out[i] = 0x7F;
+                        if (widen(top[i]) >= INFINITY_BITS) out[i] = 0x7F;
             }
         }
 }

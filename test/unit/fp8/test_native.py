@@ -48,6 +48,20 @@ def test_codes_scales_and_values_equal_the_oracle(
             assert same(native.dequantize(ours, out), reference.dequantize(oracle, out))
 
 
+@KINDS
+@MODES
+@FORMATS
+def test_random_bit_patterns_of_bf16_equal_the_oracle(kind: Kind, mode: str, fmt: Format) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for rows, columns in ((140, 300), (7, 1000), (256, 64)):
+        raw = torch.randint(-(2**15), 2**15, (rows, columns), generator=generator, dtype=torch.int32)
+        x = raw.to(torch.int16).view(torch.bfloat16)
+        for values in (x, torch.where(x.isfinite(), x, 0), torch.where(x.abs() < 1e-30, x, 0)):
+            ours, oracle = native.quantize(values, kind, fmt, mode), reference.quantize(values, kind, fmt, mode)
+            assert torch.equal(ours.codes, oracle.codes)
+            assert same(ours.scale_inv, oracle.scale_inv)
+
+
 @FORMATS
 def test_every_fp32_pattern_class_rounds_as_torch_does(fmt: Format) -> None:
     exponents = torch.arange(-20, 16, dtype=torch.float32)
