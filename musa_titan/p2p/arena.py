@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +54,6 @@ def device_arena(
     *,
     device: torch.device,
     runtime: Any,
-    pin: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> Arena:
     """Slots on `device` if `engine` can register them, else pinned on the host.
 
@@ -75,10 +73,14 @@ def device_arena(
             reason = str(error)
     if engine.transport == "musa":
         raise EngineError(f"mooncake p2p: transport musa needs slots on the device, but {reason}")
-    pinned = pin or (lambda tensor: tensor.pin_memory())
-    payload = pinned(torch.empty(layout.payload_bytes, dtype=torch.uint8))
+    payload = pinned_memory(layout.payload_bytes)
     engine.register(payload.data_ptr(), payload.numel())
     return Arena(layout, control, payload, "pinned", reason)
+
+
+def pinned_memory(size: int) -> torch.Tensor:
+    """`size` bytes of page-locked host memory, which copies of the device can run beside kernels with."""
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
 def _device_memory_refused(transport: str) -> str:

@@ -96,8 +96,8 @@ class _Start:
             address = address_of(self.config.host)
             payload, control, arena = self._allocate(address)
             self.links = Links(address)
-        except P2PError as error:
-            return Record(**base, problem=str(error).removeprefix("mooncake p2p: "))
+        except Exception as error:  # whatever it is, the others must not wait for this rank
+            return Record(**base, problem=_in_words(error))
         staging = HostStaging() if self.memory.runtime is None else self._device_staging()
         self.local = Local(arena, staging, control, payload, self.nonce, self.epoch)
         self._write_identity(arena)
@@ -132,9 +132,9 @@ class _Start:
                 self.links.confirm(called.rank, called.link, hello, called.nonce, timeout)
             for peer in peers.values():
                 self._check_identity(peer)
-        except P2PError as error:
+        except Exception as error:
             board.raise_alarm()
-            return None, f"rank {self.rank}: {str(error).removeprefix('mooncake p2p: ')}"
+            return None, f"rank {self.rank}: {_in_words(error)}"
         self.links.ready()
         session.start(peers)
         return session, ""
@@ -194,6 +194,10 @@ class _Start:
                     f"mooncake p2p: what {remote.session} offers is not the memory of {peer}. A process of an earlier "
                     "run is still alive there: stop it and start again"
                 )
+
+
+def _in_words(error: Exception) -> str:
+    return str(error).removeprefix("mooncake p2p: ") if isinstance(error, P2PError) else repr(error)
 
 
 def _peer_of(record: Record) -> Peer:

@@ -24,6 +24,7 @@ class ReceiveRing:
         self.moved_at = time.monotonic()
         self._local = local
         self._layout = local.arena.layout
+        self._staging = local.staging.for_channel()
         self._queue: deque[Incoming] = deque()
         self._copying: deque[tuple[int, torch.Tensor, Any]] = deque()
         self._header: Header | None = None
@@ -60,7 +61,7 @@ class ReceiveRing:
             MismatchError: the next chunk does not belong to the message that is awaited.
         """
         moved = self._receive() if self._queue else False
-        while self._copying and self._local.staging.finished(self._copying[0][2]):
+        while self._copying and self._staging.finished(self._copying[0][2]):
             self._consumed = self._copying.popleft()[0]
             moved = True
         moved |= self._advance_credit()
@@ -119,7 +120,7 @@ class ReceiveRing:
         start = message.received + self._copied
         self._copied += size
         source = self._local.arena.payload[base : base + size]
-        return self._local.staging.copy(message.data[start : start + size], source, message.mark)
+        return self._staging.copy(message.data[start : start + size], source, message.mark)
 
     def _end_chunk(self, message: Incoming, header: Header, copy: Any) -> None:
         self._copying.append((header.sequence, message.data, copy))

@@ -26,6 +26,8 @@ from musa_titan.p2p.staging import Staging
 
 PIECE_BYTES = 8 * 1024 * 1024
 """A chunk is copied and submitted in pieces, so that its first bytes travel while its last are still being copied."""
+INLINE_BYTES = 256 * 1024
+"""What the sender's thread copies itself. More is left to the progress thread: the caller goes on computing."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from musa_titan.p2p.errors import PeerStalledError
 from musa_titan.p2p.layout import HEADER_BYTES, Header, read_credit
 from musa_titan.p2p.message import Channel, Outgoing
-from musa_titan.p2p.ring import PIECE_BYTES, Counters, Local, Peer
+from musa_titan.p2p.ring import INLINE_BYTES, PIECE_BYTES, Counters, Local, Peer
 
 
 @dataclass
@@ -24,6 +24,7 @@ class _Chunk:
     """The message's bytes: kept alive while a device still copies from them."""
     copies: deque[tuple[int, int, Any]] = field(default_factory=deque)
     """Pieces that are being copied: (start, stop, copy)."""
+    copied: int = 0
     staged: bool = False
     writes: list[int] = field(default_factory=list)
     header_write: int = 0
@@ -39,9 +40,11 @@ class SendRing:
         self.moved_at = time.monotonic()
         self._local = local
         self._layout = local.arena.layout
+        self._staging = local.staging.for_channel()
         self._queue: deque[Outgoing] = deque()
         self._chunks: deque[_Chunk] = deque()
         self._filling = threading.Lock()
+        self._open: _Chunk | None = None
         self._posted = 0
         self._staged = 0
         self._credit = 0
@@ -61,14 +64,17 @@ class SendRing:
         return self._posted
 
     def post(self, message: Outgoing) -> None:
-        """Queue `message`, and copy as much of it as there are free slots."""
+        """Queue `message`; copy what there are free slots for at once, if that does not keep the caller for long."""
         if not self.busy:
             self.moved_at = time.monotonic()
         self._posted += 1
         self.counters.messages += 1
         self.counters.bytes += message.size
+        brief = not self._queue and message.size <= INLINE_BYTES
         self._queue.append(message)
-        self._fill()
+        if brief or not self._staging.blocking:
+            while self._fill():
+                pass
 
     def advance(self) -> bool:
         """Move whatever can move, without blocking; whether anything did."""
@@ -124,7 +130,7 @@ class SendRing:
         arena, moved = self._local.arena, False
         source = arena.regions[1].base + self._layout.outgoing_slot(self.channel.direction, chunk.slot)
         target = self.peer.payload_base + self._layout.incoming_slot(self.channel.direction, chunk.slot)
-        while chunk.copies and self._local.staging.finished(chunk.copies[0][2]):
+        while chunk.copies and self._staging.finished(chunk.copies[0][2]):
             start, stop, _ = chunk.copies[0]
             chunk.writes.append(
                 self._local.payload_engine.write(self.peer.payload, source + start, target + start, stop - start)
@@ -150,19 +156,20 @@ class SendRing:
         return True
 
     def _fill(self) -> bool:
-        """Steps 1 and 2 for as many chunks as there are free slots; one thread at a time."""
+        """Steps 1 and 2 for the next piece; one thread at a time. Whether a copy was started."""
         if not self._filling.acquire(blocking=False):
             return False
         try:
-            moved = False
-            while self._queue and self._staged - self._credit < self._layout.slots:
-                self._stage(self._queue[0])
-                moved = True
-            return moved
+            if self._open is None:
+                if not self._queue or self._staged - self._credit >= self._layout.slots:
+                    return False
+                self._open = self._next_chunk(self._queue[0])
+            self._copy_piece(self._queue[0], self._open)
+            return True
         finally:
             self._filling.release()
 
-    def _stage(self, message: Outgoing) -> None:
+    def _next_chunk(self, message: Outgoing) -> _Chunk:
         start, size = message.take(self._layout.slot_bytes)
         slot = self._staged % self._layout.slots
         self._staged += 1
@@ -172,13 +179,20 @@ class SendRing:
         )  # fmt: skip
         chunk = _Chunk(slot, header, message.data)
         self._chunks.append(chunk)
-        base = self._layout.outgoing_slot(self.channel.direction, slot)
-        payload, copy = self._local.arena.payload, message.mark
-        for begin in range(0, size, PIECE_BYTES):
-            end = min(begin + PIECE_BYTES, size)
-            source = message.data[start + begin : start + end]
-            copy = self._local.staging.copy(payload[base + begin : base + end], source, message.mark)
+        return chunk
+
+    def _copy_piece(self, message: Outgoing, chunk: _Chunk) -> None:
+        begin, size, copy = chunk.copied, chunk.header.size, message.mark
+        end = min(begin + PIECE_BYTES, size)
+        if size:
+            base = self._layout.outgoing_slot(self.channel.direction, chunk.slot)
+            source = message.data[chunk.header.offset + begin : chunk.header.offset + end]
+            copy = self._staging.copy(self._local.arena.payload[base + begin : base + end], source, message.mark)
             chunk.copies.append((begin, end, copy))
+        chunk.copied = end
+        if end < size:
+            return
+        self._open = None
         if message.staged:
             self._queue.popleft()
             message.handle.finish(copy)

@@ -7,6 +7,7 @@ ends and is never used again; every later call raises the same error.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -47,6 +48,7 @@ class Session:
         self.local = local
         self.failure: P2PError | None = None
         self.closed = False
+        self._pid = os.getpid()
         self._links = links
         self._failing = threading.Lock()
         self._progress = Progress(self, links, f"musa-p2p-{rank}")
@@ -147,7 +149,7 @@ class Session:
         After a failure, or if a neighbour does not get what was sent to it within `timeout` seconds, memory and engine
         are kept until the process ends.
         """
-        if self.closed:
+        if self.closed or os.getpid() != self._pid:  # threads and engine of a forked child are only images
             return
         self.closed = True
         deadline = time.monotonic() + timeout

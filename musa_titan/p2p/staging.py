@@ -10,6 +10,9 @@ import torch
 class Staging(Protocol):
     """How one kind of memory is copied. A *mark* is a point in the caller's stream, a *copy* one started copy."""
 
+    blocking: bool
+    """Whether :meth:`copy` returns only when the copy is complete."""
+
     def mark(self) -> Any:
         """Everything the caller's stream was given so far: what a copy has to come after."""
 
@@ -25,9 +28,14 @@ class Staging(Protocol):
     def enter_thread(self) -> None:
         """Called once by each thread that copies."""
 
+    def for_channel(self) -> Staging:
+        """One whose copies do not queue behind those of other channels."""
+
 
 class HostStaging:
     """Host memory: a copy is done when it returns (and does not hold the interpreter lock meanwhile)."""
+
+    blocking = True
 
     def mark(self) -> None:
         return None
@@ -44,6 +52,9 @@ class HostStaging:
     def enter_thread(self) -> None:
         return None
 
+    def for_channel(self) -> HostStaging:
+        return self
+
 
 class DeviceStaging:
     """Device memory: one side stream; marks and copies are events.
@@ -51,6 +62,8 @@ class DeviceStaging:
     The tensors of a running copy are kept alive by whoever polls it, so the caching allocator needs no notice of the
     side stream.
     """
+
+    blocking = False
 
     def __init__(self, runtime: Any, device_index: int) -> None:
         """`runtime`: the namespace with Stream, Event, current_stream, stream and set_device of the device."""
@@ -67,7 +80,7 @@ class DeviceStaging:
         event = self._runtime.Event()
         with self._runtime.stream(self._stream):
             self._stream.wait_event(after)
-            target.copy_(source, non_blocking=True)
+            self._start(target, source)
             event.record(self._stream)
         return event
 
@@ -79,6 +92,13 @@ class DeviceStaging:
 
     def enter_thread(self) -> None:
         self._runtime.set_device(self._device_index)
+
+    def for_channel(self) -> DeviceStaging:
+        return type(self)(self._runtime, self._device_index)
+
+    def _start(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Give the copy to the current stream."""
+        target.copy_(source, non_blocking=True)
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from musa_titan.p2p.config import DEFAULT_SLOT_BYTES, P2PConfig
 from musa_titan.p2p.connect import Memory, open_session
+from musa_titan.p2p.errors import P2PError
 from musa_titan.p2p.session import Session
 from musa_titan.patching.spec import Context
 from musa_titan.pretrain.p2p_rules import activation_bytes_of
@@ -88,4 +89,13 @@ def _memory(context: Context) -> Memory:
     return Memory(torch.device(context.accelerator.device_type, runtime.current_device()), runtime)
 
 
-atexit.register(close_sessions)
+def end_at_exit() -> None:
+    """The process ends: in order, or with an error that the neighbours should hear of instead of a mere goodbye."""
+    error = getattr(sys, "last_value", None)
+    if error is not None:
+        for session in open_sessions():
+            session.failed(P2PError(f"mooncake p2p: rank {session.rank} ended with {type(error).__name__}: {error}"))
+    close_sessions()
+
+
+atexit.register(end_at_exit)

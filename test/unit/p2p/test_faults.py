@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +19,8 @@ from musa_titan.p2p.connect import open_session
 from musa_titan.p2p.errors import P2PError
 from musa_titan.p2p.layout import Direction, Header
 from musa_titan.p2p.session import Session
-from test.unit.p2p.workers import Outcome, run_ranks, values
+from musa_titan.pretrain import p2p_sessions
+from test.unit.p2p.workers import Outcome, leave, run_ranks, values
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
 DEATH_SECONDS = 5.0
@@ -187,6 +189,41 @@ def test_a_peer_that_leaves_in_order_while_it_is_waited_for_is_reported() -> Non
     assert waiting.error == "PeerLostError"
     assert "has left the pipeline" in waiting.text
     assert "same number of steps" in waiting.text
+
+
+def ends_with_an_exception(rank: int, count: int, store: Any) -> None:
+    session = session_for(rank, count, store)
+    if rank == 1:
+        p2p_sessions._entries[(0, 1)] = p2p_sessions._Entry(None, session)
+        sys.last_value = ArithmeticError("on purpose")
+        p2p_sessions.end_at_exit()
+        return
+    session.irecv(torch.empty(4), BACKWARD).wait()
+
+
+def test_an_exception_that_ends_a_rank_is_named_on_the_others() -> None:
+    outcome = run_ranks(ends_with_an_exception, 2)[0]
+    assert outcome.error == "RemoteFailureError"
+    assert "rank 1 ended with ArithmeticError: on purpose" in outcome.text
+
+
+def closes_in_a_forked_child(rank: int, count: int, store: Any) -> int:
+    session = session_for(rank, count, store)
+    child = os.fork()
+    if child == 0:
+        session.close()
+        os._exit(7)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    tensor = torch.zeros(4)
+    session.isend(torch.ones(4), FORWARD)
+    session.irecv(tensor, FORWARD).wait()
+    leave(session)
+    assert tensor.sum() == 4
+    return code
+
+
+def test_a_forked_child_that_ends_in_order_leaves_the_parents_session_alone() -> None:
+    assert values(run_ranks(closes_in_a_forked_child, 2)) == [7, 7]
 
 
 def wrong_receive(rank: int, count: int, store: Any, tensor: torch.Tensor) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from musa_titan.p2p import connect
 from musa_titan.p2p.config import P2PConfig
 from musa_titan.p2p.connect import open_session
 from musa_titan.p2p.engine import load_library
@@ -64,6 +65,20 @@ def test_an_arena_larger_than_the_machine_is_refused_with_its_size() -> None:
         assert outcome.error == "HandshakeError"
         assert f"{8 * (1 << 44):,}"[:10] in outcome.text
         assert "Lower --musa-p2p-slots or --musa-p2p-slot-bytes" in outcome.text
+
+
+def has_a_defect(rank: int, count: int, store: Any) -> None:
+    if rank == 1:
+        connect.host_arena = None  # type: ignore[assignment]
+    open_session(range(count), rank, store, P2PConfig(slot_bytes=4096, start_timeout=30.0))
+
+
+def test_an_unforeseen_error_of_one_rank_reaches_all_at_once() -> None:
+    for outcome in run_ranks(has_a_defect, 2):
+        assert outcome.error == "HandshakeError"
+        assert "rank 1 on" in outcome.text
+        assert "TypeError" in outcome.text
+        assert outcome.seconds < 10
 
 
 def comes_alone(rank: int, count: int, store: Any) -> None:
