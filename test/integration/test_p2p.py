@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -222,7 +222,7 @@ def test_virtual_stages_of_other_releases_keep_their_bits(
     assert_same_bits(mooncake, default)
 
 
-def run_program(module: str, world_size: int, arguments: Sequence[str] = (), **env: str) -> list[str]:
+def run_program(module: str, world_size: int, **env: str) -> list[str]:
     """Standard output of each rank of a program of ours."""
     environment = {
         **os.environ, "ACCELERATOR_BACKEND": "cpu", "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(world_size),
@@ -230,7 +230,7 @@ def run_program(module: str, world_size: int, arguments: Sequence[str] = (), **e
     }  # fmt: skip
     ranks = []
     for rank in range(world_size):
-        command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
+        command = [sys.executable, "-W", "ignore", "-m", module]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         ranks.append(subprocess.Popen(command, env={**environment, "RANK": str(rank)}, cwd=ROOT, **pipes))
     outputs = [rank.communicate(timeout=240) for rank in ranks]
@@ -259,12 +259,11 @@ def test_a_program_on_megatron_core_0_16_alone_keeps_its_bits() -> None:
     assert "megatron-core 0.16.1" in mooncake[0]
 
 
-@pytest.mark.parametrize("batched", ["batched", "single"])
-def test_two_stages_of_two_chunks_without_overlap_equal_one_stage(batched: str) -> None:
+def test_two_stages_of_two_chunks_without_overlap_equal_one_stage() -> None:
     """Megatron's arguments forbid this layout, because two messages to one peer match in the order of issue there."""
     program = "test.integration.two_by_two"
     (alone,) = run_program(program, 1)
-    first, last = run_program(program, 2, [batched], MUSA_TITAN_P2P="mooncake", MUSA_TITAN_P2P_SLOT_BYTES="700")
+    first, last = run_program(program, 2, MUSA_TITAN_P2P="mooncake", MUSA_TITAN_P2P_SLOT_BYTES="700")
     assert lines(last, "LOSS") == lines(alone, "LOSS") != []
     gradients = sorted(lines(first, "GRADIENT") + lines(last, "GRADIENT"))
     assert gradients == sorted(lines(alone, "GRADIENT")) != []

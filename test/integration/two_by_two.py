@@ -1,12 +1,10 @@
 """A model of four layers on one stage, or on two stages of two chunks each without overlapped transfers.
 
-Drives Megatron's interleaved schedule directly. The argument names the kind of transfer: ``batched`` or ``single``.
-Prints exact losses and hashes of all gradients under names that do not depend on the layout.
+Drives Megatron's interleaved schedule directly. Prints exact losses and hashes of all gradients under names that do not depend on the layout.
 """
 
 import hashlib
 import re
-import sys
 
 import musa_titan
 
@@ -28,8 +26,7 @@ def build(stages: int) -> list[GPTModel]:
     config = TransformerConfig(
         num_layers=LAYERS, hidden_size=32, num_attention_heads=4, pipeline_model_parallel_size=stages,
         virtual_pipeline_model_parallel_size=virtual, attention_dropout=0.0, hidden_dropout=0.0,
-        pipeline_dtype=torch.float32, add_bias_linear=False, overlap_p2p_comm=False,
-        batch_p2p_comm="single" not in sys.argv,
+        pipeline_dtype=torch.float32, add_bias_linear=False, overlap_p2p_comm=False, batch_p2p_comm=True,
     )  # fmt: skip
     rank, models = parallel_state.get_pipeline_model_parallel_rank(), []
     for chunk in range(virtual or 1):
