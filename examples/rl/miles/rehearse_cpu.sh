@@ -83,7 +83,7 @@ training=(
   --custom-rm-path musa_titan.rl.rehearsal.reward.reward
   --rollout-batch-size 4 --n-samples-per-prompt 2 --global-batch-size 8 --micro-batch-size 1
   --rollout-max-response-len 16 --rollout-max-context-len 64 --rollout-temperature 1 --num-rollout "$NUM_ROLLOUT"
-  --advantage-estimator grpo
+  --advantage-estimator grpo --accumulate-allreduce-grads-in-fp32 --attention-softmax-in-fp32
   --optimizer adam --lr 3e-3 --lr-decay-style constant --seq-length 64 --seed 1
 )
 
