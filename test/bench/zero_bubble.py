@@ -116,9 +116,9 @@ def emulate(recorder: Recorder) -> None:
         output.register_hook(lambda _: time.sleep(unit if binding.store.collecting else 2 * unit))
         return output, loss_function
 
-    def compute_oldest_slowly() -> Any:
+    def compute_oldest_slowly(*args: Any, **kwargs: Any) -> Any:
         time.sleep(unit)
-        return compute_oldest()
+        return compute_oldest(*args, **kwargs)
 
     def setup_model_and_optimizer(*args: Any, **kwargs: Any) -> Any:
         # Only now are the arguments validated, and the schedule patched.

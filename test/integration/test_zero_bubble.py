@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -74,6 +75,9 @@ FULL_CASES = {
     ),
     "fp8 fused into main_grad, dense pp2 tp2 sp m4": Case(
         DENSE + TWO_LAYERS + parallel(pp=2, tp=2) + ["--sequence-parallel"] + microbatches(4) + BF16 + FP8, 4
+    ),
+    "fp8 parameters gathered, dense pp2 dp2 m4": Case(
+        DENSE + parallel(pp=2) + microbatches(4, 2) + BF16 + FP8 + ["--fp8-param-gather"] + OVERLAP, 4
     ),
     "fp8 delayed scaling, dense pp2 m4": Case(
         DENSE + parallel(pp=2) + microbatches(4) + BF16 + ["--fp8-format", "hybrid", "--fp8-recipe", "delayed"], 2
@@ -282,3 +286,14 @@ def test_an_exception_in_a_microbatch_leaves_nothing_pending(megatron: Runner, t
 def test_one_stage_is_refused_with_the_reason(megatron: Runner, tmp_path: Path) -> None:
     assert megatron.start(DENSE + ZERO_BUBBLE, tmp_path, 1) == [1]
     assert "--pipeline-model-parallel-size is 1, so there is no bubble to fill" in Runner.log(tmp_path, 0)
+
+
+@pytest.mark.full
+def test_the_bench_runs_and_draws_what_was_recorded(tmp_path: Path) -> None:
+    picture = tmp_path / "both.svg"
+    command = [sys.executable, "-W", "ignore", "-m", "test.bench.zero_bubble", "--unit", "0.002", "--steps", "1"]
+    done = subprocess.run([*command, "--draw", str(picture)], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert {"gain_over_theory_m8", "gain_over_theory_m16"} <= json.loads(done.stdout.splitlines()[-1]).keys()
+    boxes = picture.read_text().count('stroke-width="0.5"')
+    assert boxes == STAGES * COUNT * (2 + 3)
