@@ -12,7 +12,6 @@ from typing import Any
 
 from summary import Step, read_steps
 
-
 COUNTED = (
     ("Mooncake: bytes between stages", "Mooncake", "p2p", "bytes"),
     ("DeepEP: bytes to other ranks' experts", "DeepEP dispatch", "dispatch", "bytes"),
