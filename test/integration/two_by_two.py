@@ -1,7 +1,6 @@
 """A model of four layers on one stage, or on two stages of two chunks each without overlapped transfers.
 
-Drives Megatron's interleaved schedule directly. Prints exact losses and hashes of all gradients under names that do
-not
+Drives Megatron's interleaved schedule directly. Prints exact losses and hashes of all gradients under names that do not
 depend on the layout.
 """
 
