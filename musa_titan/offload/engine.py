@@ -24,7 +24,7 @@ import torch
 
 from musa_titan.offload.device import Device, Mark, as_bytes
 from musa_titan.offload.lifetime import Block
-from musa_titan.offload.packed import OffloadError, Packer, Record
+from musa_titan.offload.packed import OffloadError, Packer, Record, may_own
 from musa_titan.offload.plan import Plan, leading
 from musa_titan.offload.pool import HostPool
 from musa_titan.offload.saved import Key, Saved, SavedStorage, find_saved, is_simple, plain_parts
@@ -139,23 +139,29 @@ class Engine:
         block: Block,
         outputs: Sequence[torch.Tensor],
         *,
+        inputs: Sequence[torch.Tensor] = (),
         excluded: Set[int] = frozenset(),
         within: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        """The forward of `block` is over and made `outputs`.
+        """The forward of `block` is over, turned `inputs` into `outputs`.
 
-        `excluded`: addresses (``_cdata``) of storages that must stay: parameters, buffers, what came from another
-        stage. `within`: see :func:`musa_titan.offload.saved.find_saved`.
+        An input that the schedule holds for its gradient only may leave like what the forward made; its data is
+        back when its backward starts. `excluded`: addresses (``_cdata``) of storages that must stay: parameters,
+        buffers. `within`: see :func:`musa_titan.offload.saved.find_saved`.
         """
         on_plan = self._check("F", block)
         plan = self._running()
-        own = {t.untyped_storage()._cdata for output in outputs for t in plain_parts(output)}
-        saved = find_saved(outputs, wanted=self._wanted, within=within)
-        self.opaque |= saved.opaque
-        movable = self._observe(block, saved, excluded | own)
-        if on_plan and block in plan.away:
-            count = leading([storage.nbytes for storage in movable], plan.fractions[block.chunk])
-            self._move(block, Packer(movable[:count], self.pool, self._load_for))
+        moving = on_plan and block in plan.away
+        if moving or block.microbatch == 0:  # of a chunk that stays, one block shows whether its size still holds
+            owners = {tensor.untyped_storage()._cdata: tensor for tensor in inputs if may_own(tensor)}
+            kept = [tensor for tensor in inputs if not may_own(tensor)]
+            own = {t.untyped_storage()._cdata for tensor in (*outputs, *kept) for t in plain_parts(tensor)}
+            saved = find_saved(outputs, wanted=self._wanted, within=within)
+            self.opaque |= saved.opaque
+            movable = self._observe(block, saved, excluded | own)
+            if moving:
+                count = leading([storage.nbytes for storage in movable], plan.fractions[block.chunk])
+                self._move(block, Packer(movable[:count], self.pool, self._load_for, owners))
         self._event_passed()
 
     def before_backward(self, block: Block) -> None:
@@ -270,6 +276,8 @@ class Engine:
 
     def _arrive(self, moved: _Moved) -> None:
         self.device.wait(moved.in_done)
+        for record in moved.records:
+            record.give_back_to_owner()
         moved.let_go_of_records(self.pool)
         moved.state = "back"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -32,6 +32,8 @@ class Record:
     slot_is_ours: bool = True
     has_left: bool = False
     handles: list[_Handle] = field(default_factory=list)
+    owner: _Owner | None = None
+    """Set if the storage is that of a block's input."""
 
     def host_bytes(self) -> torch.Tensor:
         """uint8 [nbytes] on the host."""
@@ -45,6 +47,8 @@ class Record:
         for handle in self.handles:
             handle.alias.data = _nothing(handle.alias.dtype, handle.alias.device)
         self.forget_handles()
+        if self.owner is not None:
+            self.owner.empty()
         storage, self.storage = self.storage, None
         self.has_left = True
         assert storage is not None
@@ -55,6 +59,12 @@ class Record:
         torch.UntypedStorage._free_weak_ref(weak)  # type: ignore[no-untyped-call]
         return alive
 
+    def give_back_to_owner(self) -> None:
+        """The memory is there again, for the schedule's tensor too."""
+        if self.owner is not None and self.storage is not None and self.has_left:
+            self.owner.fill(self.storage)
+        self.owner = None
+
     def forget_handles(self) -> None:
         """Handles know their record; knowing them in turn would keep both until the garbage collector comes."""
         self.handles.clear()
@@ -64,6 +74,35 @@ class Record:
         if self.slot_is_ours:
             self.slot_is_ours = False
             pool.give_back(self.slot)
+
+
+class _Owner:
+    """A block's input, which the schedule holds until the backward, for its gradient only.
+
+    Meanwhile its memory may go, as upstream lets that of a sent output go: the tensor stays, its data is replaced.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self._shape, self._stride, self._offset = tensor.shape, tensor.stride(), int(tensor.storage_offset())
+
+    def empty(self) -> None:
+        self._tensor.data = _nothing(self._tensor.dtype, self._tensor.device)
+
+    def fill(self, storage: torch.UntypedStorage) -> None:
+        whole = torch.empty(0, dtype=self._tensor.dtype, device=storage.device)
+        self._tensor.data = whole.set_(storage, self._offset, self._shape, self._stride)
+
+
+def may_own(tensor: torch.Tensor) -> bool:
+    """Whether `tensor`, an input of a block, is a leaf with a storage of its own: not a slot of a transfer buffer."""
+    return (
+        tensor.is_leaf
+        and tensor.requires_grad
+        and tensor._base is None
+        and not is_traceable_wrapper_subclass(tensor)
+        and tensor.nbytes == tensor.untyped_storage().nbytes()
+    )
 
 
 @dataclass(eq=False)
@@ -105,7 +144,14 @@ class _Wrapper:
 class Packer:
     """Takes host slots for `storages` and hooks every saved tensor that refers to them; done when constructed."""
 
-    def __init__(self, storages: Sequence[SavedStorage], pool: HostPool, load: Callable[[Block], None]) -> None:
+    def __init__(
+        self,
+        storages: Sequence[SavedStorage],
+        pool: HostPool,
+        load: Callable[[Block], None],
+        owners: Mapping[int, torch.Tensor],
+    ) -> None:
+        """`owners`: address of a storage -> the block's input that it belongs to."""
         self.owner: Block | None = None
         """Set once the block is known to the engine; `load` is called with it for a tensor asked for early."""
         self.records: list[Record] = []
@@ -121,6 +167,8 @@ class Packer:
                 continue
             record = Record(storage.key, storage.nbytes, storage.storage, slot)
             self._by_storage[storage.storage._cdata] = record
+            if storage.storage._cdata in owners:
+                record.owner = _Owner(owners[storage.storage._cdata])
             self.records.append(record)
         hooked = {id(raw): raw for s in storages if s.storage._cdata in self._by_storage for raw in s.raw}
         for raw in hooked.values():

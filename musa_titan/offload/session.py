@@ -91,13 +91,14 @@ class Session:
         self,
         block: Block,
         outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor] = (),
         excluded: Set[int] = frozenset(),
         within: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         """See :meth:`musa_titan.offload.engine.Engine.after_forward`."""
         if self._measuring is not None:
             self._measuring.stop("F", block.chunk)
-        self.engine.after_forward(block, outputs, excluded=excluded, within=within)
+        self.engine.after_forward(block, outputs, inputs=inputs, excluded=excluded, within=within)
 
     def before_backward(self, block: Block) -> None:
         """The backward of `block` is next."""

@@ -130,13 +130,13 @@ def after_forward(current: Callable[..., Any], context: Context) -> Callable[...
         iteration.session.before_forward()
         result = current(*args, **kwargs)
         outputs = list(_tensors(result[0]))
-        received = {part.untyped_storage()._cdata for t in _tensors(given["input_tensor"]) for part in plain_parts(t)}
         if outputs:
             iteration.waiting[id(outputs[0])] = block
         iteration.session.after_forward(
             block,
             outputs,
-            excluded=iteration.fixed | received,
+            inputs=list(_tensors(given["input_tensor"])),
+            excluded=iteration.fixed,
             within=iteration.modules.ranges() if iteration.modules is not None else None,
         )
         return result
@@ -178,5 +178,5 @@ def _addresses(chunks: Sequence[torch.nn.Module]) -> Iterator[int]:
     for chunk in chunks:
         # Megatron's DDP has a list called `buffers`, of something else.
         for tensor in (*torch.nn.Module.parameters(chunk), *torch.nn.Module.buffers(chunk)):
-            for part in plain_parts(tensor.data):
+            for part in plain_parts(tensor):
                 yield part.untyped_storage()._cdata

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,18 +13,26 @@ from musa_titan.offload.lifetime import Block
 from musa_titan.offload.session import Session
 from musa_titan.schedule.order import Step
 
-HIDDEN, TOKENS = 32, 24
+
+class Shape(NamedTuple):
+    """Of a block's input: [tokens, hidden], fp32."""
+
+    tokens: int
+    hidden: int
+
+
+TINY = Shape(tokens=24, hidden=32)
 
 
 class Layer(torch.nn.Module):
     """Attention-like and MLP-like parts that save what a transformer layer saves, views and shared tensors included."""
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: int) -> None:
         super().__init__()
-        self.norm = torch.nn.LayerNorm(HIDDEN)
-        self.qkv = torch.nn.Linear(HIDDEN, 3 * HIDDEN, bias=False)
-        self.up = torch.nn.Linear(HIDDEN, 4 * HIDDEN)
-        self.down = torch.nn.Linear(4 * HIDDEN, HIDDEN)
+        self.norm = torch.nn.LayerNorm(hidden)
+        self.qkv = torch.nn.Linear(hidden, 3 * hidden, bias=False)
+        self.up = torch.nn.Linear(hidden, 4 * hidden)
+        self.down = torch.nn.Linear(4 * hidden, hidden)
 
     def forward(self, x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
         q, k, v = self.qkv(self.norm(x)).chunk(3, dim=-1)
@@ -35,22 +44,23 @@ class Layer(torch.nn.Module):
 class Chunk(torch.nn.Module):
     """Two layers; `rope` is made once, in the first forward, and held by the module: shared by all blocks."""
 
-    def __init__(self) -> None:
+    def __init__(self, shape: Shape = TINY) -> None:
         super().__init__()
-        self.layers = torch.nn.ModuleList([Layer(), Layer()])
+        self.shape = shape
+        self.layers = torch.nn.ModuleList([Layer(shape.hidden), Layer(shape.hidden)])
         self.rope: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.rope is None:
-            self.rope = torch.linspace(0, 1, TOKENS * HIDDEN).view(TOKENS, HIDDEN).cos()
+            self.rope = torch.linspace(0, 1, x.numel(), device=x.device).view_as(x).cos().to(x.dtype)
         for layer in self.layers:
             x = layer(x, self.rope)
         return x * 1.5
 
 
-def make_chunks(count: int, kind: Callable[[], torch.nn.Module] = Chunk) -> list[torch.nn.Module]:
+def make_chunks(count: int, kind: Callable[[Shape], Chunk] = Chunk, shape: Shape = TINY) -> list[Chunk]:
     torch.manual_seed(1)
-    return [kind() for _ in range(count)]
+    return [kind(shape) for _ in range(count)]
 
 
 @dataclass
@@ -74,15 +84,19 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def run_iteration(
-    chunks: Sequence[torch.nn.Module],
+    chunks: Sequence[Chunk],
     order: Sequence[Step],
     session: Session | None = None,
     *,
     key: object = None,
     after_event: Callable[[], Any] = lambda: None,
     during: Callable[[Step], None] = lambda step: None,
+    around_forward: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    keep_outputs: bool = True,
+    place: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
 ) -> Run:
-    """Run `order`; `during` is called inside each event (a device's clock may advance there)."""
+    """Run `order`; `during` is called inside each event (a device's clock may advance there), `place` brings inputs to
+    the device and dtype of the chunks."""
     run = Run()
     parameters = [parameter for chunk in chunks for parameter in chunk.parameters()]
     for parameter in parameters:
@@ -96,31 +110,35 @@ def run_iteration(
         if step.kind == "F":
             if session is not None:
                 session.before_forward()
-            x = seeded(block, 0).requires_grad_()
-            y = chunks[step.chunk](x)
+            x = place(seeded(block, 0, chunks[0].shape)).requires_grad_()
+            with around_forward():
+                y = chunks[step.chunk](x)
             during(step)
             waiting[block] = (x, y)
-            run.outputs.append(y.detach().clone())
+            if keep_outputs:
+                run.outputs.append(y.detach().clone())
             if session is not None:
-                session.after_forward(block, [y], excluded | {x.untyped_storage()._cdata})
+                session.after_forward(block, [y], [x], excluded)
         else:
             if session is not None:
                 session.before_backward(block)
             x, y = waiting.pop(block)
-            y.backward(seeded(block, 1))
+            y.backward(place(seeded(block, 1, chunks[0].shape)))
             during(step)
             assert x.grad is not None
-            run.input_grads[block] = x.grad
+            if keep_outputs:
+                run.input_grads[block] = x.grad
             if session is not None:
                 session.after_backward(block)
         del x, y
         run.after_event.append(after_event())
     if session is not None:
         session.end()
-    run.grads = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
+    if keep_outputs:
+        run.grads = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
     return run
 
 
-def seeded(block: Block, what: int) -> torch.Tensor:
+def seeded(block: Block, what: int, shape: Shape) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1000 * what + 100 * block.chunk + block.microbatch)
-    return torch.randn(TOKENS, HIDDEN, generator=generator)
+    return torch.randn(shape, generator=generator)
