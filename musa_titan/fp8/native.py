@@ -64,17 +64,23 @@ def build(directory: Path | None = None) -> Path:
 
 def quantize(x: torch.Tensor, kind: Kind, fmt: Format, mode: ScaleMode) -> Quantized:
     """As :func:`reference.quantize`, bit for bit, for what the library takes; by the reference otherwise."""
-    native = library() if _takes(x) and kind in KINDS else None
-    if native is None:
+    if not _takes(x) or kind not in KINDS or library() is None:
         return reference.quantize(x, kind, fmt, mode)
-    rows, columns = x.shape
-    codes = torch.empty(rows, columns, dtype=torch.uint8)
-    scale_inv = torch.empty(scale_shape(rows, columns, kind), dtype=torch.float32)
+    codes = torch.empty(x.shape, dtype=torch.uint8)
+    scale_inv = torch.empty(scale_shape(x.shape[0], x.shape[1], kind), dtype=torch.float32)
+    q = Quantized(codes, scale_inv, kind, fmt, exact_in_bf16=mode == "pow2")
+    quantize_into(q, x, mode)
+    return q
+
+
+def quantize_into(q: Quantized, x: torch.Tensor, mode: ScaleMode) -> None:
+    """Overwrite codes and scales of `q` with those of `x`, which the library must take."""
+    native = library()
+    assert native is not None
     native.musa_titan_fp8_quantize(
-        _address(x), x.dtype == torch.bfloat16, _long(rows), _long(columns), _long(x.stride(0)), KINDS[kind],
-        fmt == E5M2, mode == "pow2", _address(codes), _address(scale_inv),
+        _address(x), x.dtype == torch.bfloat16, _long(x.shape[0]), _long(x.shape[1]), _long(x.stride(0)),
+        KINDS[q.kind], q.format == E5M2, mode == "pow2", _address(q.codes), _address(q.scale_inv),
     )  # fmt: skip
-    return Quantized(codes, scale_inv, kind, fmt, exact_in_bf16=mode == "pow2")
 
 
 def dequantize(q: Quantized, dtype: torch.dtype) -> torch.Tensor:
