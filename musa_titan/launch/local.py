@@ -54,6 +54,8 @@ def _fork(
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        # Whatever the parent had put in place of its streams stays the parent's.
+        sys.stdout, sys.stderr = (os.fdopen(stream, "w", buffering=1, closefd=False) for stream in (1, 2))
         os.environ.update(environment)
         os.environ.update(
             RANK=str(rank),
