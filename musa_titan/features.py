@@ -162,6 +162,51 @@ class RolloutOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DispatchOptions:
+    """Token dispatch: who stands behind ``--moe-token-dispatcher-type flex``."""
+
+    backend: str = option(
+        "default",
+        "The deep_ep of Megatron's flex dispatcher: an installed one, adapted (native), ours by peer copies (ace) or "
+        "all-to-all (collective), the best of these (auto), or what Megatron imports itself (default).",
+        choices=("default", "auto", "ace", "native", "collective"),
+    )
+    capacity: int | None = option(
+        None, "Token copies that a rank can receive in one message (ace); not given: all that a group can send."
+    )
+    tokens: int | None = option(
+        None, "Tokens that a rank brings to a dispatch (native ACE buffers); not given: those of a micro-batch."
+    )
+    timeout: float = option(600.0, "Seconds without an answer of a peer after which the run ends (ace).")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp8AlltoallOptions:
+    """FP8 messages of the MoE all-to-all."""
+
+    enabled: bool = option(False, "Send tokens to experts, and the gradient of their combination, in FP8.")
+    dispatch_fwd_dtype: str = option("fp8", "Tokens on their way to the experts.", choices=("fp8", "bf16"))
+    combine_bwd_dtype: str = option(
+        "fp8", "Gradients of combined outputs on their way to the experts.", choices=("fp8", "bf16")
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoeRecomputeOptions:
+    """Experts that keep only the FP8 codes of their tokens for backward."""
+
+    enabled: bool = option(False, "Keep dispatched FP8 codes, and compute the experts again in backward.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertLoadOptions:
+    """How evenly tokens fall on experts, in every step."""
+
+    enabled: bool = option(False, "Log tokens of each expert, the busiest over the mean, and dropped choices.")
+    dir: str | None = option(None, "Also write them here, one JSON line a step and pipeline stage.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Feature:
     """A row of the table."""
 
@@ -208,6 +253,7 @@ FEATURES: tuple[Feature, ...] = (
         options=Fp8Options,
         page="fp8.md",
         validate="musa_titan.pretrain.fp8_rules:validate",
+        missing="musa_titan.fp8.compiler:missing",
     ),
     Feature(
         name="zero_bubble",
@@ -233,6 +279,39 @@ FEATURES: tuple[Feature, ...] = (
         switch="enabled",
         page="activation-offload.md",
         validate="musa_titan.pretrain.offload_rules:validate",
+    ),
+    Feature(
+        name="dispatch",
+        title="DeepEP dispatch",
+        options=DispatchOptions,
+        switch="backend",
+        page="deepep-ace.md",
+        validate="musa_titan.pretrain.dispatch_rules:validate_dispatch",
+    ),
+    Feature(
+        name="fp8_alltoall",
+        title="FP8 all-to-all",
+        options=Fp8AlltoallOptions,
+        switch="enabled",
+        page="fp8-alltoall.md",
+        validate="musa_titan.pretrain.dispatch_rules:validate_fp8",
+    ),
+    Feature(
+        name="moe_recompute",
+        title="MoE recompute in FP8",
+        options=MoeRecomputeOptions,
+        switch="enabled",
+        needs=("fp8_alltoall",),
+        page="moe-recompute.md",
+        validate="musa_titan.pretrain.dispatch_rules:validate_recompute",
+    ),
+    Feature(
+        name="expert_load",
+        title="Expert load report",
+        options=ExpertLoadOptions,
+        switch="enabled",
+        page="deepep-ace.md",
+        validate="musa_titan.pretrain.dispatch_rules:validate_load",
     ),
     Feature(
         name="yarn",
