@@ -125,7 +125,6 @@ PP3_DENSE = DENSE + parallel(pp=3) + layers(3) + microbatches(6)
 WITH = {
     "selective recompute, distributed optimizer, bf16": [*PP3_MOE, *RECOMPUTE, "--use-distributed-optimizer", "--bf16"],
     "full recompute, evaluation": [*PP3_DENSE, *FULL_RECOMPUTE, "--eval-interval", "1", "--eval-iters", "1"],
-    "a growing batch": [*PP3_DENSE, *"--global-batch-size 12 --rampup-batch-size 6 3 12 --train-iters 4".split()],
 }
 
 
@@ -140,11 +139,22 @@ def test_other_features_change_nothing(megatron: Runner, tmp_path: Path, name: s
     assert all(count["off_plan"] == 0 for count in counters)
 
 
-def test_batch_size_steps_get_a_plan_each(megatron: Runner, tmp_path: Path) -> None:
-    args = [*PP3_DENSE, *"--global-batch-size 9 --rampup-batch-size 6 3 12 --train-iters 4".split()]
-    megatron.run(args + offload(tmp_path, 1.0, "--musa-offload-prefetch", "0"), tmp_path / "run", 3)
+def test_a_growing_batch_gets_a_plan_for_each_size(megatron: Runner, tmp_path: Path) -> None:
+    """6 microbatches until 12 samples (384 tokens) are consumed, then 9."""
+    steps = ["--step-batch-size-schedule", "0:6 384:9", "--train-iters", "4"]
+    args = without(PP3_DENSE, "--global-batch-size") + steps
+    plain = megatron.run(args, tmp_path / "plain", 3, hooks=[GRADIENTS])
+    flags = offload(tmp_path, 1.0, "--musa-offload-prefetch", "0")
+    moved = megatron.run(args + flags, tmp_path / "offload", 3, hooks=[GRADIENTS, LATE_COPIES])
+    assert_equal_bits(plain, moved)
     plans = [line for line in reports(tmp_path, 0) if line["kind"] == "plan"]
-    assert sorted({len(plan["absent"]) for plan in plans}) == [12, 18]
+    assert [(plan["iteration"], len(plan["absent"])) for plan in plans] == [(1, 12), (2, 18)]
+
+
+def without(args: list[str], flag: str) -> list[str]:
+    """`args` without every `flag` and its value."""
+    drop = {place for i, arg in enumerate(args) if arg == flag for place in (i, i + 1)}
+    return [arg for i, arg in enumerate(args) if i not in drop]
 
 
 def test_zero_bubble_and_offload_change_nothing_together(megatron: Runner, tmp_path: Path) -> None:
@@ -153,6 +163,15 @@ def test_zero_bubble_and_offload_change_nothing_together(megatron: Runner, tmp_p
     flags = offload(tmp_path, 1.0, "--musa-offload-prefetch", "0")
     moved = megatron.run(args + flags, tmp_path / "offload", 3, hooks=[GRADIENTS, LATE_COPIES])
     assert_equal_bits(plain, moved)
+
+
+def test_mooncake_p2p_and_offload_change_nothing_together(megatron: Runner, tmp_path: Path) -> None:
+    args = DENSE + parallel(pp=3, vpp_layers=1) + layers(6) + microbatches(6)
+    plain = megatron.run(args, tmp_path / "plain", 3, hooks=[GRADIENTS])
+    mooncake = ["--musa-p2p", "mooncake", "--musa-p2p-timeout", "60"]
+    moved = megatron.run(args + mooncake + offload(tmp_path), tmp_path / "offload", 3, hooks=[GRADIENTS, LATE_COPIES])
+    assert_equal_bits(plain, moved)
+    assert reports(tmp_path, 0)[0]["counters"]["copied_out"] > 0
 
 
 def test_only_chosen_modules_move(megatron: Runner, tmp_path: Path) -> None:
