@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing  # registers how tensors are passed on
 
+from musa_titan.dispatch.errors import DispatchError
+
 
 class Fabric(Protocol):
     """Windows of all ranks of a group, by rank."""
@@ -71,26 +73,51 @@ class DeviceFabric:
         open_shared: Callable[[Any], torch.Tensor],
     ) -> None:
         """`runtime` has ``Event`` and ``current_stream``; `share` makes something picklable of a tensor that
-        `open_shared` turns into the same memory in another process."""
-        rank = dist.get_rank(group)
+        `open_shared` turns into the same memory in another process.
+
+        Raises:
+            DispatchError: on every rank, if the devices or driver of any of them cannot do that.
+        """
         self._runtime = runtime
-        runtime.empty_cache()  # a handle names a whole allocation: let the window be one
-        own = torch.empty(window_bytes, dtype=torch.uint8, device=device)
-        self._wrote, self._read = (runtime.Event(interprocess=True) for _ in range(2))
-        for event in (self._wrote, self._read):
-            event.record(runtime.current_stream())
-        offered = (share(own), self._wrote.ipc_handle(), self._read.ipc_handle())
-        everybody: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(everybody, offered, group=group)
-        self.windows: Sequence[torch.Tensor] = [
-            own if who == rank else open_shared(theirs[0]) for who, theirs in enumerate(everybody)
-        ]
-        self._theirs = [
-            (self._wrote, self._read)
-            if who == rank
-            else tuple(runtime.Event.from_ipc_handle(device, handle) for handle in theirs[1:])
-            for who, theirs in enumerate(everybody)
-        ]
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        everybody: list[Any] = [None] * ranks
+        dist.all_gather_object(everybody, self._offer(window_bytes, device, share), group=group)
+        _refuse(everybody)
+        opened: list[Any] = [None] * ranks
+        dist.all_gather_object(opened, self._open(everybody, rank, device, open_shared), group=group)
+        _refuse(opened)
+
+    def _offer(self, window_bytes: int, device: torch.device, share: Callable[[torch.Tensor], Any]) -> Any:
+        """This rank's window and events, as others can open them; or a string, why not."""
+        runtime = self._runtime
+        try:
+            runtime.empty_cache()  # a handle names a whole allocation: let the window be one
+            self._own = torch.empty(window_bytes, dtype=torch.uint8, device=device)
+            self._wrote, self._read = (runtime.Event(interprocess=True) for _ in range(2))
+            for event in (self._wrote, self._read):
+                event.record(runtime.current_stream())
+            return share(self._own), self._wrote.ipc_handle(), self._read.ipc_handle()
+        except Exception as error:  # whatever a driver raises; every rank must hear of it
+            return f"{type(error).__name__}: {error}"
+
+    def _open(
+        self, everybody: list[Any], rank: int, device: torch.device, open_shared: Callable[[Any], torch.Tensor]
+    ) -> str | None:
+        """Open the windows and events of all other ranks; or why not."""
+        runtime = self._runtime
+        try:
+            self.windows: Sequence[torch.Tensor] = [
+                self._own if who == rank else open_shared(theirs[0]) for who, theirs in enumerate(everybody)
+            ]
+            self._theirs = [
+                (self._wrote, self._read)
+                if who == rank
+                else tuple(runtime.Event.from_ipc_handle(device, handle) for handle in theirs[1:])
+                for who, theirs in enumerate(everybody)
+            ]
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return None
 
     def before_write(self, rank: int) -> None:
         """Order the current stream behind the peer's reads."""
@@ -107,6 +134,15 @@ class DeviceFabric:
     def did_read(self) -> None:
         """Record."""
         self._read.record(self._runtime.current_stream())
+
+
+def _refuse(answers: list[Any]) -> None:
+    for rank, answer in enumerate(answers):
+        if isinstance(answer, str):
+            raise DispatchError(
+                f"ace dispatch: rank {rank} of the expert group cannot share device memory and events with other "
+                f"processes ({answer}). Use --musa-dispatch native or collective"
+            )
 
 
 def share_tensor(tensor: torch.Tensor) -> bytes:

@@ -107,3 +107,27 @@ def record_modules(recorder: Recorder) -> None:
         }
 
     recorder.at_end.append(finish)
+
+
+def install_deep_ep_v2(recorder: Recorder) -> None:
+    """NVIDIA's DeepEP v2 with its legacy Buffer is installed, as far as imports can tell."""
+    _install(recorder, "V1", overlap=False)
+
+
+def install_mt_deep_ep(recorder: Recorder) -> None:
+    """MT-DeepEP with ACE is installed."""
+    _install(recorder, "MtAce", overlap=True)
+
+
+def _install(recorder: Recorder, name: str, overlap: bool) -> None:
+    import sys
+
+    from test.doubles import deep_ep
+
+    sys.modules["deep_ep"], sys.modules["deep_ep.utils"] = deep_ep.package(getattr(deep_ep, name), overlap)
+
+    def finish() -> None:
+        fused = importlib.import_module("megatron.core.transformer.moe.fused_a2a")
+        recorder.extra["native"] = type(fused._buffer.buffer).__name__
+
+    recorder.at_end.append(finish)

@@ -73,6 +73,18 @@ def test_a_run_repeats_itself_and_auto_means_ace_on_one_host(megatron: Runner, t
     assert {rank.extra["transport"] for rank in jobs[0].ranks} == {"ace"}
 
 
+@pytest.mark.parametrize(("package", "buffer"), [("deep_ep_v2", "V1"), ("mt_deep_ep", "MtAce")])
+def test_an_installed_package_is_preferred_and_trains_bitwise_the_same(
+    megatron: Runner, tmp_path: Path, package: str, buffer: str
+) -> None:
+    case = Case(DEEPSEEK + parallel(ep=2) + BF16, 2, steps=3)
+    reference = train(megatron, tmp_path / "alltoall", case, [])
+    job = train(megatron, tmp_path / package, case, ours("auto"), f"test.integration.dispatch_hooks:install_{package}")
+    assert job.fingerprint == reference.fingerprint
+    assert job.parameters == reference.parameters
+    assert [rank.extra["native"] for rank in job.ranks] == [buffer] * 2
+
+
 def test_tensor_parallel_experts_sum_their_parts(megatron: Runner, tmp_path: Path) -> None:
     """The parts of a tensor-parallel expert are added in another order than upstream's, so equal to rounding only.
 

@@ -46,7 +46,8 @@ def test_dispatch_on_musa_equals_the_cpu_bitwise(musa: Runner, megatron: Runner,
     assert on_musa.ranks[0].extra["traffic"] == on_cpu.ranks[0].extra["traffic"]
 
 
-def test_ace_is_refused_where_the_device_cannot_copy_between_peers(musa: Runner, tmp_path: Path) -> None:
+def test_ace_is_refused_where_a_device_cannot_share_windows(musa: Runner, tmp_path: Path) -> None:
     codes = musa.start([*MODEL, *FLEX, "ace"], tmp_path, 2)
     assert 0 not in codes
-    assert "Use --musa-dispatch collective" in musa.log(tmp_path, 0)
+    assert "cannot share device memory and events" in musa.log(tmp_path, 0)
+    assert "Use --musa-dispatch native or collective" in musa.log(tmp_path, 1)
