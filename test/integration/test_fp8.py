@@ -146,16 +146,19 @@ def test_recomputation_computes_each_forward_product_twice_and_weights_once(
 
 ALIGNED = """--hidden-size 256 --ffn-hidden-size 256 --num-layers 2 --global-batch-size 2 --use-cpu-initialization
 --seq-length 256 --max-position-embeddings 256""".split()
-"""Sizes that two tensor-parallel ranks cut at multiples of 128, and initial weights that any number of ranks share."""
+"""Sizes that two tensor-parallel ranks cut at multiples of 128."""
 
 
 def test_two_tensor_parallel_ranks_equal_one_within_the_rounding_of_bf16(megatron: Runner, tmp_path: Path) -> None:
     # Not SwiGLU: its two halves are cut apart by tensor parallelism, so that the same numbers are another function.
     args = [flag for flag in DENSE if flag != "--swiglu"] + BF16 + FP8 + ALIGNED
+    checkpoint = ["--save", str(tmp_path / "weights"), "--save-interval", "1", "--ckpt-format", "torch_dist"]
+    megatron.run([*args, *checkpoint, "--train-iters", "1"], tmp_path / "start")
+    args += ["--load", str(tmp_path / "weights"), "--finetune", "--ckpt-format", "torch_dist"]
     one = megatron.run(args, tmp_path / "one")
     two = megatron.run([*args, *parallel(tp=2), "--sequence-parallel"], tmp_path / "two", 2)
-    assert one.lm_losses[0] == pytest.approx(two.lm_losses[0], rel=2e-4)
-    assert one.lm_losses[-1] == pytest.approx(two.lm_losses[-1], rel=5e-4)
+    # Without FP8 the same two runs differ by 3e-4 to 4e-4: partial sums of two ranks are rounded to bf16.
+    assert one.lm_losses == pytest.approx(two.lm_losses, rel=1e-3)
     assert "no multiple of 128" not in two.ranks[0].log
 
 
@@ -205,9 +208,10 @@ def test_every_linear_layer_of_a_deepseek_model_is_in_fp8(plain: JobResult) -> N
 
 def test_without_the_flag_no_fp8_patch_stays_in_megatron(megatron: Runner, tmp_path: Path) -> None:
     off = megatron.run(DENSE + BF16, tmp_path / "off", hooks=[H + "record_patches"]).ranks[0].extra["patches"]
-    assert set(off.values()) == {"skipped"}
+    assert set(off.values()) <= {"skipped", "pending"}  # pending: of a module that this run does not import
     on = megatron.run(DENSE + BF16 + FP8, tmp_path / "on", hooks=[H + "record_patches"]).ranks[0].extra["patches"]
-    assert set(on.values()) == {"applied"}
+    layers = ("config", "transformer_layer", "column_parallel", "row_parallel", "grouped_experts", "step")
+    assert {on[f"fp8.{name}"] for name in layers} == {"applied"}
 
 
 def test_an_infinity_is_counted_and_logged_with_the_loss(megatron: Runner, tmp_path: Path) -> None:
