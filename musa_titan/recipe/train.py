@@ -30,9 +30,10 @@ def main() -> None:
     os.dup2(2, 1)  # what a library prints must not get between our lines
     for line in sys.stdin:
         job = json.loads(line)
-        directory, flags = Path(job["directory"]), job["flags"]
-        environment = {"MUSA_TITAN_REPORT_DIR": str(directory / "patches")}
-        codes = run_ranks(partial(_train, flags), job["world"], directory, environment)
+        directory = Path(job["directory"])
+        # As a flag: this process has read its MUSA_TITAN_ variables, and the ranks inherit what it read.
+        flags = [*job["flags"], "--musa-report-dir", str(directory / "patches")]
+        codes = run_ranks(partial(_train, flags), job["world"], directory, {})
         answers.write(json.dumps(codes) + "\n")
         answers.flush()
 
