@@ -70,11 +70,14 @@ def daemons_with_torch() -> list[str]:
     """Ray's own processes, other than workers, that have loaded torch."""
     found = []
     for process in psutil.Process().children(recursive=True):
-        command = process.cmdline()
-        name = process.name()
+        try:
+            command, name = process.cmdline(), process.name()
+            mapped = Path(f"/proc/{process.pid}/maps").read_text()
+        except (psutil.Error, OSError):  # it ended meanwhile
+            continue
         if name.startswith("ray::") or "default_worker.py" in " ".join(command):
             continue
-        if "libtorch" in Path(f"/proc/{process.pid}/maps").read_text():
+        if "libtorch" in mapped:
             found.append(name)
     return found
 
