@@ -87,6 +87,7 @@ def test_somebody_else_behind_the_address_is_named() -> None:
         for answer in answers:
             connection, _ = other.accept()
             with contextlib.closing(connection):
+                connection.recv(4096)  # closing with unread bytes would reset the connection
                 connection.sendall(answer)
 
     threading.Thread(target=serve, daemon=True).start()
