@@ -58,3 +58,5 @@ def _without_te(line: CommandLine) -> None:
     line.set("--transformer-impl", "local", absent)
     line.drop_all(TE_ONLY, absent)
     line.drop("--moe-grouped-gemm", f"{absent}: experts are computed one after the other")
+    if line.has("--multi-latent-attention") and not line.has("--q-lora-rank"):
+        line.drop("--qk-layernorm", "Megatron's local layers refuse a query norm without a low rank of queries")

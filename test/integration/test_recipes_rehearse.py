@@ -49,7 +49,7 @@ def test_a_scaled_down_copy_trains_with_the_recipes_features(path: Path, trainer
     for flag, prefix in MECHANISM.items():
         if flag in recipe.flags and kept.get(flag) != "-":
             assert trained.features.get(prefix, 0) > 0, f"{flag} was on and no patch of {prefix} was applied"
-    for flag in ("--num-layers", "--hidden-size", "--train-iters", "--transformer-impl", "--mock-data"):
+    for flag in ("--hidden-size", "--seq-length", "--train-iters", "--transformer-impl", "--mock-data"):
         assert flag in kept
     assert all(change.why for change in trained.substitutions)
 

@@ -18,6 +18,13 @@ KIMI = ROOT / "examples/kimi-k2/pretrain_kimi_1000B.sh"
 QWEN = ROOT / "examples/qwen3/pretrain_qwen3_0.6B.sh"
 
 
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the shell of the tests has set must not be taken for a user's wish."""
+    for name in set(os.environ) - {"PATH", "HOME", "TMPDIR"}:
+        monkeypatch.delenv(name)
+
+
 def run(path: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     clean = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     return subprocess.run(
