@@ -20,6 +20,7 @@ def log(*losses: float) -> Log:
     return Log(list(losses), [f"{loss:.6E}" for loss in losses], None, None, None, Path())
 
 
+@pytest.mark.full
 def test_it_passes_on_the_cpu_and_leaves_evidence(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "musa_titan.cli", "verify", "--directory", str(tmp_path)],
