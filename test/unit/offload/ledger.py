@@ -50,15 +50,16 @@ class Ledger(TorchDispatchMode):
                 self._at_most += storage.nbytes() - (known[1] if alive else 0)
                 self._storages[storage._cdata] = (weak, storage.nbytes(), storage.data_ptr())
         if self._at_most > self.peak:
-            self.peak = max(self.peak, self._sum())
+            self.peak = max(self.peak, self.count())
         return result
 
     def live(self) -> int:
         """Bytes alive now; reference cycles are collected first, as when they go is not the code's choice."""
         gc.collect()
-        return self._sum()
+        return self.count()
 
-    def _sum(self) -> int:
+    def count(self) -> int:
+        """Bytes alive now, those in reference cycles included."""
         dead = [key for key, (weak, *_) in self._storages.items() if torch.UntypedStorage._expired(weak)]
         for key in dead:
             torch.UntypedStorage._free_weak_ref(self._storages.pop(key)[0])
