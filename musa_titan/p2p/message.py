@@ -32,10 +32,17 @@ class Channel:
         return f"{self.source} → {self.target} {self.direction.name.lower()}"
 
 
+LONGEST_HELP_PAUSE = 0.02
+
+
 class Handle:
     """What ``isend`` and ``irecv`` return: :meth:`wait` any number of times, in any order."""
 
-    def __init__(self, staging: Staging, failure: Callable[[], P2PError | None]) -> None:
+    def __init__(
+        self, staging: Staging, failure: Callable[[], P2PError | None], help_along: Callable[[], bool] | None = None
+    ) -> None:
+        """`help_along`: work that a waiting owner can do itself; returns whether it did any."""
+        self._help_along = help_along
         self._staging = staging
         self._failure = failure
         self._settled = threading.Event()
@@ -61,6 +68,11 @@ class Handle:
         Raises:
             P2PError: the session failed before that.
         """
+        pause = 0.001
+        while self._help_along is not None and not self._settled.is_set():
+            if not self._help_along():
+                self._settled.wait(pause)
+                pause = min(2 * pause, LONGEST_HELP_PAUSE)
         self._settled.wait()
         if not self._complete:
             failure = self._failure()

@@ -12,7 +12,7 @@ from musa_titan.p2p.links import Links
 YIELDS = 20
 """Polls in a row before the first sleep. Spinning on would starve the engine's own threads on few cores: a spinning
 writer moved 0.2 to 0.4 GB/s over TCP where a yielding one reached 2."""
-SHORTEST_PAUSE = 50e-6
+SHORTEST_PAUSE = 100e-6
 LONGEST_PAUSE = 1e-3
 PAUSE_SHARE = 20
 """Sleep a 20th of the time waited so far: at most 5 % is added to a wait, and a long wait costs next to nothing."""

@@ -60,6 +60,8 @@ class ReceiveRing:
         Raises:
             MismatchError: the next chunk does not belong to the message that is awaited.
         """
+        if not self.busy:
+            return False
         moved = self._receive() if self._queue else False
         while self._copying and self._staging.finished(self._copying[0][2]):
             self._consumed = self._copying.popleft()[0]

@@ -24,8 +24,9 @@ from musa_titan.p2p.arena import Arena
 from musa_titan.p2p.engine import MooncakeEngine, Remote
 from musa_titan.p2p.staging import Staging
 
-PIECE_BYTES = 8 * 1024 * 1024
-"""A chunk is copied and submitted in pieces, so that its first bytes travel while its last are still being copied."""
+PIECE_BYTES = 2 * 1024 * 1024
+"""A chunk is copied and submitted in pieces: its first bytes travel while its last are still being copied, and are
+read again while they are in a cache. Of 1 to 16 MiB, this took the least CPU time a byte."""
 INLINE_BYTES = 256 * 1024
 """What the sender's thread copies itself. More is left to the progress thread: the caller goes on computing."""
 

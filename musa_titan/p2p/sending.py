@@ -26,7 +26,7 @@ class _Chunk:
     """Pieces that are being copied: (start, stop, copy)."""
     copied: int = 0
     staged: bool = False
-    writes: list[int] = field(default_factory=list)
+    writes: deque[int] = field(default_factory=deque)
     header_write: int = 0
 
 
@@ -73,14 +73,16 @@ class SendRing:
         brief = not self._queue and message.size <= INLINE_BYTES
         self._queue.append(message)
         if brief or not self._staging.blocking:
-            while self._fill():
+            while self.copy_next():
                 pass
 
     def advance(self) -> bool:
         """Move whatever can move, without blocking; whether anything did."""
+        if self.drained:
+            return False
         moved = self._read_credit()
         if self._queue:
-            moved |= self._fill()
+            moved |= self.copy_next()
         for chunk in tuple(self._chunks):
             moved |= self._advance_chunk(chunk)
         if moved:
@@ -110,7 +112,8 @@ class SendRing:
     def _payload_complete(self, chunk: _Chunk) -> bool:
         """Step 3: whether every byte of the chunk has been placed at the receiver."""
         engine = self._local.payload_engine
-        chunk.writes = [ticket for ticket in chunk.writes if not engine.done(ticket)]
+        while chunk.writes and engine.done(chunk.writes[0]):
+            chunk.writes.popleft()
         return chunk.staged and not chunk.copies and not chunk.writes
 
     def _advance_chunk(self, chunk: _Chunk) -> bool:
@@ -155,7 +158,7 @@ class SendRing:
         self._credit = count
         return True
 
-    def _fill(self) -> bool:
+    def copy_next(self) -> bool:
         """Steps 1 and 2 for the next piece; one thread at a time. Whether a copy was started."""
         if not self._filling.acquire(blocking=False):
             return False

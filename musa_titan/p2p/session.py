@@ -80,7 +80,7 @@ class Session:
             self.failed(self._too_large(tensor, data.numel(), ring))
             self._check_usable()
         staging = self.local.staging
-        handle = Handle(staging, self._raised)
+        handle = Handle(staging, self._raised, ring.copy_next)
         code, mark = dtype_code(tensor.dtype), staging.mark()
         ring.post(Outgoing(data, code, tuple(tensor.shape), mark, handle, ring.next_number))
         self._posted(handle)
