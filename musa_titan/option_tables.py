@@ -30,6 +30,8 @@ def option_table(feature_name: str) -> str:
             given = "\\|".join(map(str, choices)) if choices else kind.__name__
             value = "" if kind is bool else f" {given}"
             default = "not given" if spec.default is None else str(spec.default)
+            if kind is bool:
+                default = "on" if spec.default else "off"
             meaning = spec.metadata["help"].replace("|", "\\|")
             rows.append(
                 f"| `{feature.flag(spec.name)}{value}` | `{feature.variable(spec.name)}` | {default} | {meaning} |"
