@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from musa_titan import features, settings
-from musa_titan.features import FEATURES, Feature, all_options, option
+from musa_titan.features import FEATURES, Feature, all_options
+from musa_titan.options import option
 from musa_titan.patching.spec import MusaTitanError
 from musa_titan.settings import (
     Settings,
