@@ -43,6 +43,8 @@ class Feature:
     missing: str = ""
     """``package.module:function``; ``function()`` returns None, or what this machine lacks for the feature, without
     importing torch. What ``musa-titan doctor`` shows."""
+    note: str = ""
+    """As `missing`, but what is good to know where nothing is missing."""
 
     def flag(self, name: str) -> str:
         """``--musa-<prefix>-<option>``; the switch is ``--musa-<prefix>`` alone."""
@@ -69,7 +71,7 @@ FEATURES: tuple[Feature, ...] = (
         options=options.Fp8Options,
         page="fp8.md",
         validate="musa_titan.pretrain.fp8_rules:validate",
-        missing="musa_titan.fp8.compiler:missing",
+        note="musa_titan.fp8.build:describe",
     ),
     Feature(
         name="zero_bubble",

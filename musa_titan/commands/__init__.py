@@ -2,7 +2,18 @@
 
 import typer
 
-from musa_titan.commands import doctor, launch, lock, options, patches, ray_env, recipe, rl_contract, verify
+from musa_titan.commands import (
+    build_native,
+    doctor,
+    launch,
+    lock,
+    options,
+    patches,
+    ray_env,
+    recipe,
+    rl_contract,
+    verify,
+)
 
 app = typer.Typer(
     help="Tools around training with Megatron-LM on Moore Threads GPUs.",
@@ -19,3 +30,4 @@ app.command("launch", context_settings=launch.CONTEXT)(launch.launch)
 app.command("ray-env")(ray_env.ray_env)
 app.command("rl-contract")(rl_contract.rl_contract)
 app.command("verify")(verify.verify)
+app.command("build-native")(build_native.build_native)

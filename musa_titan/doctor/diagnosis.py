@@ -41,6 +41,7 @@ class Diagnosis:
     pair: Verdict
     features: tuple[FeatureState, ...]
     upstream: str = ""
+    upstream_title: str = ""
     upstream_version: str = ""
     patches: list[Finding] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -113,7 +114,8 @@ def _features() -> tuple[FeatureState, ...]:
     states = []
     for feature in FEATURES:
         missing = load_by_name(feature.missing)() if feature.missing else None
-        states.append(FeatureState(feature.name, feature.title, missing is None, missing or ""))
+        note = load_by_name(feature.note)() if feature.note else ""
+        states.append(FeatureState(feature.name, feature.title, missing is None, missing or note))
     return tuple(states)
 
 
@@ -123,7 +125,8 @@ def _add_patches(diagnosis: Diagnosis, strict: bool) -> None:
     except MusaTitanError as error:
         diagnosis.problems.append(str(error))
         return
-    diagnosis.upstream, diagnosis.upstream_version = upstream.tree.label, upstream.version
+    diagnosis.upstream, diagnosis.upstream_title = upstream.tree.label, upstream.title
+    diagnosis.upstream_version = upstream.version
     diagnosis.patches = upstream.findings(all_patches(), Lock.read())
     problems, warnings = judge_findings(diagnosis.patches, strict)
     diagnosis.problems += problems

@@ -1,30 +1,18 @@
-"""The C++ quantiser for CPUs: compiled once with the system compiler, called through ctypes.
-
-The library lies in a cache directory under a name made of everything that decides its content: source, flags, compiler
-and this machine's instruction set (``-march=native`` must not meet another CPU on a shared home directory).
-"""
+"""The C++ quantiser for CPUs, called through ctypes."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import logging
-import os
-import platform
-import subprocess
-import tempfile
 from functools import cache
-from pathlib import Path
 
 import torch
 
 from musa_titan.fp8 import reference
-from musa_titan.fp8.compiler import find_compiler
+from musa_titan.fp8.build import build
 from musa_titan.fp8.quantized import E5M2, Format, Kind, Quantized, ScaleMode, scale_shape
 from musa_titan.patching.spec import MusaTitanError
 
-SOURCE = Path(__file__).with_name("csrc") / "fp8.cpp"
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-trapping-math", "-fPIC", "-shared")
 KINDS: dict[Kind, int] = {"row": 0, "col": 1, "tile": 2}
 
 logger = logging.getLogger("musa_titan")
@@ -38,28 +26,6 @@ def library() -> ctypes.CDLL | None:
     except (MusaTitanError, OSError) as error:
         logger.warning("musa_titan fp8: %s. Quantising with torch, which is several times slower.", error)
         return None
-
-
-def build(directory: Path | None = None) -> Path:
-    """Path of the library, compiled into `directory` (default: the user's cache) unless it is there already.
-
-    Raises:
-        MusaTitanError: there is no compiler, or it fails; the message has its output.
-    """
-    compiler = find_compiler()
-    if not compiler:
-        raise MusaTitanError("no C++ compiler found (g++, clang++ or $CXX)")
-    target = (directory or _cache_directory()) / f"fp8-{_key(compiler)}.so"
-    if target.exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        made = Path(scratch) / "fp8.so"
-        done = subprocess.run([compiler, *FLAGS, str(SOURCE), "-o", str(made)], capture_output=True, text=True)
-        if done.returncode != 0:
-            raise MusaTitanError(f"{compiler} failed on {SOURCE.name}: {done.stderr.strip()[-500:]}")
-        os.replace(made, target)  # atomic: ranks of a node may build at the same time
-    return target
 
 
 def quantize(x: torch.Tensor, kind: Kind, fmt: Format, mode: ScaleMode) -> Quantized:
@@ -110,23 +76,3 @@ def _address(tensor: torch.Tensor) -> ctypes.c_void_p:
 
 def _long(value: int) -> ctypes.c_int64:
     return ctypes.c_int64(value)
-
-
-def _cache_directory() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "musa_titan"
-
-
-def _key(compiler: str) -> str:
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
-    parts = (SOURCE.read_text(encoding="utf-8"), " ".join(FLAGS), version, platform.machine(), _instruction_set())
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-
-
-def _instruction_set() -> str:
-    """The CPU's flags as Linux lists them; its name elsewhere."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())

@@ -177,6 +177,32 @@ def test_lock_wants_name_and_path(capsys: pytest.CaptureFixture[str]) -> None:
     assert (code, "expected NAME=PATH" in err) == (2, True)
 
 
+def test_build_native_prints_the_path_of_the_library(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, _ = run(capsys, "build-native", "--directory", str(tmp_path))
+    assert (code, out) == (0, f"{next(tmp_path.iterdir())}\n")
+
+
+def test_build_native_without_a_compiler_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    code, out, err = run(capsys, "build-native", "--directory", str(tmp_path))
+    assert (code, out) == (2, "")
+    assert err == (
+        "musa-titan: error: CXX=no-such-compiler is no command. Install g++ or set CXX to a compiler of C++17\n"
+    )
+
+
+def test_doctor_says_who_quantises_on_a_cpu(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    fp8 = next(feature for feature in run_json(capsys, "doctor")[1]["features"] if feature["name"] == "fp8")
+    assert fp8["usable"]
+    assert "CPU quantiser: torch, several times slower (CXX=no-such-compiler is no command)" in fp8["detail"]
+
+
 def test_missing_cli_libraries_are_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
