@@ -55,7 +55,7 @@ def _check_upstream(path: Path | None, strict: bool, json: bool) -> None:
         document |= {"patches": [asdict(f) for f in findings], "problems": problems, "warnings": warnings}
         print_json(document)
     else:
-        _show_findings(found.tree.label, found.version, findings)
+        _show_findings(found.title, found.tree.label, findings)
         _show_verdict(problems, warnings)
     raise typer.Exit(1 if problems else 0)
 
@@ -78,14 +78,13 @@ def _show(diagnosis: Diagnosis) -> None:
     print_table("Features", ("name", "what", "state", "detail"), features)
     out.print()
     if diagnosis.upstream:
-        _show_findings(diagnosis.upstream, diagnosis.upstream_version, diagnosis.patches)
+        _show_findings(diagnosis.upstream_title, diagnosis.upstream, diagnosis.patches)
     _show_verdict(diagnosis.problems, diagnosis.warnings)
 
 
-def _show_findings(label: str, version: str, findings: list[Finding]) -> None:
+def _show_findings(title: str, label: str, findings: list[Finding]) -> None:
     rows = [(f.id, f.state, ", ".join(f.seen_in) or f.detail, f.target) for f in findings]
-    title = escape(f"Patches against megatron-core {version or '(no version stated)'} in {label}")
-    print_table(title, ("patch", "state", "seen in / detail", "target"), rows)
+    print_table(escape(f"Patches against {title} in {label}"), ("patch", "state", "seen in / detail", "target"), rows)
     console().print(f"{len(findings)} patches: {count_states(findings)}\n")
 
 

@@ -9,21 +9,23 @@ from musa_titan.patching.spec import MusaTitanError, Patch
 
 
 def patches(json: Json = False) -> None:
-    """List everything that may be changed upstream: id, target, why, and its state for the installed Megatron."""
+    """List everything that may be changed upstream: id, target, why, and its state here.
+
+    Here are the installed Megatron, slime and miles, or those in MEGATRON_PATH, SLIME_PATH and MILES_PATH.
+    """
     declared = all_patches()
     try:
         upstream = installed_upstream()
         states = {finding.id: finding.state for finding in upstream.findings(declared, Lock.read())}
-        version = upstream.version
+        version, against = upstream.version, f"; state against {upstream.title}"
     except MusaTitanError:
-        states, version = {}, ""
+        states, version, against = {}, "", ""
     rows = [_row(patch, states.get(patch.id, "no upstream")) for patch in declared]
     if json:
         print_json({"upstream_version": version, "patches": rows})
         return
-    title = f"{len(rows)} patches; state against megatron-core {version}" if version else f"{len(rows)} patches"
     columns = ("id", "target", "feature", "why", "state")
-    print_table(title, columns, [[row[column] for column in columns] for row in rows])
+    print_table(f"{len(rows)} patches{against}", columns, [[row[column] for column in columns] for row in rows])
 
 
 def _row(patch: Patch, state: str) -> dict[str, str]:

@@ -241,7 +241,7 @@ class Engine:
         """A warning about the target's definition, or nothing; raises if the patch must not be applied."""
         module = sys.modules[patch.module]
         source = self._sources.get(patch.module)
-        if source is None and self._lock.covers(patch.target):
+        if source is None and (patch.parameters or self._lock.covers(patch.target)):
             source = self._sources[patch.module] = SourceFile.read(module.__file__ or "")
         problem, refused = drift_of(patch, source.find(patch.attribute) if source else None, self._lock)
         if refused:

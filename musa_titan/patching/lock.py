@@ -49,22 +49,28 @@ class Lock:
         known = self._known.get(target, {}).get(definition.body)
         return known[1] if known else ()
 
+    def unknown(self, definition: Definition) -> str:
+        """What to say of a definition that was never seen."""
+        return f"its body ({definition.body}) is in none of {', '.join(self.releases)}"
+
 
 def drift_of(patch: Patch, definition: Definition | None, lock: Lock) -> tuple[str, bool]:
     """How `definition` differs from what `patch` was written for: (problem, whether the patch must not be applied).
 
     ``("", False)`` when it is known. A parameter that the patch names must exist; a ``replace`` needs a signature seen
-    before; any other unknown body is worth a warning.
+    before; any other unknown body is worth a warning, unless the lock is silent about the target.
     """
-    if definition is None or not lock.covers(patch.target) or lock.knows(patch.target, definition):
+    if definition is None or lock.knows(patch.target, definition):
         return "", False
     parameters = definition.parameters
     absent = sorted(set(patch.parameters) - parameters) if parameters is not None else []
     if absent:
         return f"its parameters are {definition.signature}, without {', '.join(absent)}", True
+    if not lock.covers(patch.target):
+        return "", False
     if patch.kind == "replace" and not lock.accepts_signature(patch.target, definition):
         return f"its signature is {definition.signature}, which no checked release has", True
-    return f"its body ({definition.body}) is in none of {', '.join(lock.releases)}", False
+    return lock.unknown(definition), False
 
 
 Shapes = dict[str, dict[str, tuple[str, str]]]

@@ -120,6 +120,10 @@ class DirectoryTree(SourceTree):
         super().__init__(label)
         self._bases = tuple(bases)
 
+    def beside(self, more: Iterable[Path]) -> DirectoryTree:
+        """The same with further directories after its own."""
+        return DirectoryTree(self.label, (*self._bases, *more))
+
     def text(self, path: str) -> str | None:
         for base in self._bases:
             file = base / path

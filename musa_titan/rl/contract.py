@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from musa_titan.patching.fingerprint import SourceFile
+from musa_titan.patching.fingerprint import Definition, SourceFile
+from musa_titan.patching.lock import Lock
 from musa_titan.patching.spec import MusaTitanError, Patch
 
 CONTRACT = Path(__file__).with_name("contract.json")
@@ -89,6 +90,30 @@ def compare(framework: str, root: Path, revision: str) -> list[Difference]:
         for patch in patches_of(framework)
         if known.get(patch.target) != found[patch.target]
     ]
+
+
+class ContractLock(Lock):
+    """The contract in the place of ``patches.lock.json``: it knows a definition by its signature, all that it holds."""
+
+    def __init__(self, contract: dict[str, dict[str, str | None]]) -> None:
+        super().__init__({}, contract)
+        self._contract = contract
+
+    def covers(self, target: str) -> bool:
+        return any(target in facts for facts in self._contract.values())
+
+    def knows(self, target: str, definition: Definition) -> bool:
+        return bool(self.seen_in(target, definition))
+
+    def accepts_signature(self, target: str, definition: Definition) -> bool:
+        return self.knows(target, definition)
+
+    def seen_in(self, target: str, definition: Definition) -> tuple[str, ...]:
+        found = definition.signature
+        return tuple(revision for revision, facts in self._contract.items() if facts.get(target) == found)
+
+    def unknown(self, definition: Definition) -> str:
+        return f"its parameters are {definition.signature}, which `musa-titan rl-contract` shows beside those it knows"
 
 
 def _candidates(patch: Patch, found: dict[str, str | None], root: Path) -> tuple[str, ...]:

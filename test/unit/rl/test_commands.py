@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from test.unit.rl.test_contract import checkout
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -56,3 +58,35 @@ def test_an_entry_that_the_contract_has_not_is_refused_with_those_it_has() -> No
     done = musa_titan("rl-contract", "miles", str(ROOT), "--revision", "miles 9.9")
     assert done.returncode == 2
     assert "miles 0.0.2" in done.stderr
+
+
+def states(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {row["id"]: row["state"] for row in json.loads(done.stdout)["patches"]}
+
+
+def test_patches_and_doctor_state_the_patches_of_a_framework_that_is_there(tmp_path: Path) -> None:
+    """In the checkout that the recipes' variable names; the other framework is nowhere."""
+    miles = {"MILES_PATH": str(checkout(tmp_path)), "ACCELERATOR_BACKEND": "cpu"}
+    for found in (states(musa_titan("patches", "--json", **miles)), states(musa_titan("doctor", "--json", **miles))):
+        assert (found["miles.update_backend"], found["miles.noset"]) == ("known", "present")
+        assert (found["slime.update_backend"], found["entry.arguments"]) == ("elsewhere", "known")
+
+
+def test_doctor_resolves_against_a_checkout_of_a_framework_alone(tmp_path: Path) -> None:
+    root = checkout(tmp_path)
+    assert states(musa_titan("doctor", "--json", "--upstream", str(root)))["miles.configure"] == "known"
+    (root / "miles/backends/megatron_utils/initialize.py").write_text("def init(args, more):\n    pass\n")
+    (root / "miles/utils/distributed_utils.py").write_text("def init_process_group(kind):\n    pass\n")
+    done = musa_titan("doctor", "--json", "--upstream", str(root))
+    found = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert [line.partition(":")[0] for line in found["problems"]] == ["miles.update_backend"]
+    assert "its parameters are (kind), without backend" in found["problems"][0]
+    assert "its parameters are (args, more)" in found["warnings"][0]
+
+
+def test_a_variable_that_names_no_checkout_is_refused(tmp_path: Path) -> None:
+    done = musa_titan("doctor", "--upstream", SLIME_PATH=str(tmp_path))
+    assert done.returncode == 2
+    assert f"SLIME_PATH={tmp_path} has no package slime" in done.stderr
