@@ -86,7 +86,8 @@ inline uint16_t magnitude_bits(const bf16* p, int64_t i) { return p[i].raw & 0x7
 inline uint32_t widen(uint32_t top) { return top; }
 inline uint32_t widen(uint16_t top) { return uint32_t(top) << 16; }
 
-template <class T> inline auto largest(const T* p, int64_t n, decltype(magnitude_bits(p, 0)) top) {
+template <class T> inline auto largest(const T* p, int64_t n) {
+    decltype(magnitude_bits(p, 0)) top = 0;
     for (int64_t i = 0; i < n; ++i) top = std::max(top, magnitude_bits(p, i));
     return top;
 }
@@ -127,17 +128,38 @@ bool encode_shifted(const bf16* __restrict x, uint8_t* __restrict codes, int64_t
 }
 template <class F, class Offset> bool encode_shifted(const float*, uint8_t*, int64_t, Offset) { return false; }
 
+// As encode() for numbers that are normal in FP8: rounded in place, the sign stays above the exponent.
+template <class F> inline uint8_t encode_normal(uint32_t u) {
+    constexpr int SHIFT = 23 - F::MANTISSA;
+    u += ((1u << (SHIFT - 1)) - 1) - ((127u - F::BIAS) << 23) + ((u >> SHIFT) & 1u);
+    return uint8_t(((u >> SHIFT) & 0x7Fu) | ((u >> 24) & 0x80u));
+}
+inline float at(float scale, int64_t) { return scale; }
+inline float at(const float* scale, int64_t i) { return scale[i]; }
+
+// True if that was right for all, false if some number is subnormal in FP8 (or zero).
+template <class F, class T, class Scale>
+bool encode_normals(const T* __restrict x, uint8_t* __restrict codes, int64_t n, Scale scale) {
+    uint32_t least = INFINITY_BITS;
+    for (int64_t i = 0; i < n; ++i) {
+        uint32_t u = bits(load(x, i) * at(scale, i));
+        least = std::min(least, u & 0x7FFFFFFFu);
+        codes[i] = encode_normal<F>(u);
+    }
+    return least >= (uint32_t(128 - F::BIAS) << 23);
+}
+
 template <class F, class T>
 void encode_run(const T* __restrict x, uint8_t* __restrict codes, int64_t n, float scale, bool pow2) {
     if (scale != scale) { std::memset(codes, 0x7F, n); return; }
-    if (pow2 && encode_shifted<F>(x, codes, n, offset_of<F>(scale))) return;
+    if (pow2 ? encode_shifted<F>(x, codes, n, offset_of<F>(scale)) : encode_normals<F>(x, codes, n, scale)) return;
     for (int64_t i = 0; i < n; ++i) codes[i] = encode<F>(load(x, i) * scale);
 }
 
 template <class F, class T>
 void encode_run(const T* __restrict x, uint8_t* __restrict codes, int64_t n, const float* __restrict scale,
                 const int16_t* __restrict offset, bool pow2) {
-    if (pow2 && encode_shifted<F>(x, codes, n, offset)) return;
+    if (pow2 ? encode_shifted<F>(x, codes, n, offset) : encode_normals<F>(x, codes, n, scale)) return;
     for (int64_t i = 0; i < n; ++i) codes[i] = encode<F>(load(x, i) * scale[i]);
 }
 
@@ -148,22 +170,41 @@ void quantize_rows(const T* x, int64_t rows, int64_t columns, int64_t stride, bo
         for (int64_t b = 0; b < per_row; ++b) {
             const T* p = x + r * stride + b * BLOCK;
             int64_t n = std::min(BLOCK, columns - b * BLOCK);
-            float scale = scale_of<F>(widen(largest(p, n, 0)), pow2, scales + r * per_row + b);
+            float scale = scale_of<F>(widen(largest(p, n)), pow2, scales + r * per_row + b);
             encode_run<F>(p, codes + r * columns + b * BLOCK, n, scale, pow2);
         }
 }
 
+// Largest magnitude of each of n columns over some rows.
+template <class T, class Top>
+void largest_of_columns(const T* x, int64_t rows, int64_t n, int64_t stride, Top* __restrict top) {
+    std::fill(top, top + n, Top(0));
+    for (int64_t r = 0; r < rows; ++r) {
+        const T* __restrict p = x + r * stride;
+        for (int64_t i = 0; i < n; ++i) top[i] = std::max(top[i], magnitude_bits(p, i));
+    }
+}
+
+// Several tiles at a time: the runs of one are too short for the memory's prefetchers.
 template <class F, class T>
 void quantize_tiles(const T* x, int64_t rows, int64_t columns, int64_t stride, bool pow2, uint8_t* codes, float* scales) {
+    constexpr int64_t TILES = 4;
     int64_t across = (columns + BLOCK - 1) / BLOCK;
     for (int64_t r0 = 0; r0 < rows; r0 += BLOCK)
-        for (int64_t b = 0; b < across; ++b) {
-            int64_t r1 = std::min(rows, r0 + BLOCK), n = std::min(BLOCK, columns - b * BLOCK);
-            decltype(magnitude_bits(x, 0)) top = 0;
-            for (int64_t r = r0; r < r1; ++r) top = largest(x + r * stride + b * BLOCK, n, top);
-            float scale = scale_of<F>(widen(top), pow2, scales + (r0 / BLOCK) * across + b);
-            for (int64_t r = r0; r < r1; ++r)
-                encode_run<F>(x + r * stride + b * BLOCK, codes + r * columns + b * BLOCK, n, scale, pow2);
+        for (int64_t c0 = 0; c0 < columns; c0 += TILES * BLOCK) {
+            int64_t height = std::min(BLOCK, rows - r0), width = std::min(TILES * BLOCK, columns - c0);
+            const T* p = x + r0 * stride + c0;
+            decltype(magnitude_bits(x, 0)) top[TILES * BLOCK];
+            float scale[TILES];
+            largest_of_columns(p, height, width, stride, top);
+            for (int64_t c = 0; c < width; c += BLOCK) {
+                auto most = *std::max_element(top + c, top + std::min(width, c + BLOCK));
+                scale[c / BLOCK] = scale_of<F>(widen(most), pow2, scales + (r0 / BLOCK) * across + (c0 + c) / BLOCK);
+            }
+            for (int64_t r = 0; r < height; ++r)
+                for (int64_t c = 0; c < width; c += BLOCK)
+                    encode_run<F>(p + r * stride + c, codes + (r0 + r) * columns + c0 + c, std::min(BLOCK, width - c),
+                                  scale[c / BLOCK], pow2);
         }
 }
 
@@ -174,13 +215,10 @@ void quantize_columns(const T* x, int64_t rows, int64_t columns, int64_t stride,
     for (int64_t r0 = 0; r0 < rows; r0 += BLOCK)
         for (int64_t c0 = 0; c0 < columns; c0 += STRIPE) {
             int64_t r1 = std::min(rows, r0 + BLOCK), n = std::min(STRIPE, columns - c0);
-            decltype(magnitude_bits(x, 0)) top[STRIPE] = {};
+            decltype(magnitude_bits(x, 0)) top[STRIPE];
             float scale[STRIPE];
             int16_t offset[STRIPE];
-            for (int64_t r = r0; r < r1; ++r) {
-                const T* p = x + r * stride + c0;
-                for (int64_t i = 0; i < n; ++i) top[i] = std::max(top[i], magnitude_bits(p, i));
-            }
+            largest_of_columns(x + r0 * stride + c0, r1 - r0, n, stride, top);
             bool bad = false;
             for (int64_t i = 0; i < n; ++i) {
                 scale[i] = scale_of<F>(widen(top[i]), pow2, scales + (r0 / BLOCK) * columns + c0 + i);

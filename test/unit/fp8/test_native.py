@@ -61,6 +61,18 @@ def test_random_bit_patterns_of_bf16_equal_the_oracle(kind: Kind, mode: str, fmt
             assert same(ours.scale_inv, oracle.scale_inv)
 
 
+@KINDS
+@MODES
+@FORMATS
+def test_numbers_that_are_all_normal_in_fp8_equal_the_oracle(kind: Kind, mode: str, fmt: Format) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = (1 + 63 * torch.rand(130, 1100, generator=generator)) * torch.randn(130, 1100, generator=generator).sign()
+    for values in (x, x.bfloat16()):
+        ours, oracle = native.quantize(values, kind, fmt, mode), reference.quantize(values, kind, fmt, mode)
+        assert torch.equal(ours.codes, oracle.codes)
+        assert same(ours.scale_inv, oracle.scale_inv)
+
+
 @FORMATS
 def test_every_fp32_pattern_class_rounds_as_torch_does(fmt: Format) -> None:
     exponents = torch.arange(-20, 16, dtype=torch.float32)
