@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from musa_titan.accelerator.collectives import all_gather_single
 from musa_titan.fp8 import reference
 from musa_titan.fp8.backend import Backend
 from musa_titan.fp8.quantized import BLOCK, Format, Quantized, ScaleMode, blocks
@@ -189,7 +190,7 @@ class Transfer:
             whole = torch.empty(world * longest, dtype=dtype, device=device)
             padded = torch.nn.functional.pad(own, (0, longest - own.numel()))
             self._keep = padded
-            self.works.append(dist.all_gather_into_tensor(whole, padded, group=group, async_op=True))
+            self.works.append(all_gather_single(whole, padded, group, async_op=True))
             self.received = [whole[r * longest : r * longest + length] for r, length in enumerate(lengths)]
             return
         self.received = [

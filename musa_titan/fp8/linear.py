@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from musa_titan.accelerator.collectives import all_gather_single, reduce_scatter_single
 from musa_titan.fp8.layer import Fp8Layer
 from musa_titan.fp8.overlap import gather_and_multiply, multiply_and_scatter
 from musa_titan.fp8.quantized import BLOCK, Quantized
@@ -132,7 +133,7 @@ def _backward_product(
     dx = layer.product("dgrad", rows, w, dtype)
     if parallel.gathers_input:
         part = dx.new_empty(dx.shape[0] // dist.get_world_size(parallel.group), dx.shape[1])
-        return part, dist.reduce_scatter_tensor(part, dx, group=parallel.group, async_op=True)
+        return part, reduce_scatter_single(part, dx, parallel.group, async_op=True)
     if parallel.reduces_dgrad:
         return dx, dist.all_reduce(dx, group=parallel.group, async_op=True)
     return dx, None
@@ -193,7 +194,7 @@ def _straddles(part: torch.Tensor, rows: Quantized) -> bool:
 def gather(part: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
     """Concatenate every rank's `part` along the first dimension; parts have equal shapes."""
     whole = part.new_empty(part.shape[0] * dist.get_world_size(group), *part.shape[1:])
-    dist.all_gather_into_tensor(whole, part.contiguous(), group=group)
+    all_gather_single(whole, part.contiguous(), group)
     return whole
 
 

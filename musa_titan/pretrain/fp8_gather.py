@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
+from musa_titan.accelerator.collectives import all_gather_single
 from musa_titan.fp8.gather import Pending, Weight, WeightGather
 from musa_titan.fp8.layer import Fp8Layer, store_gathered
 from musa_titan.patching.spec import Context
@@ -70,7 +71,7 @@ class _Handle:
                 self._pending.append((known[0].start(), known[1]))
                 continue
             part = bucket.param_data.chunk(world)[rank]
-            work = dist.all_gather_into_tensor(bucket.param_data, part, group=process_group, async_op=True)
+            work = all_gather_single(bucket.param_data, part, process_group, async_op=True)
             self._works.append(work)
 
     @torch.no_grad()

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
+from musa_titan.accelerator.collectives import all_gather_single
 from musa_titan.patching.spec import MusaTitanError
 
 FusedKernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]
@@ -71,7 +72,7 @@ class Product:
                 "or find the layer that writes into its input or gradient"
             )
         x = self.x if self.gather_group is None else _gather(self.x, self.gather_group)
-        return _flat(x), _flat(self.grad_y)
+        return flatten(x), flatten(self.grad_y)
 
 
 class WeightUses:
@@ -245,7 +246,8 @@ def put_off(weight: torch.Tensor, add: Callable[[], None], operands: Sequence[to
     return True
 
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
+def flatten(tensor: torch.Tensor) -> torch.Tensor:
+    """[..., n] -> [m, n], contiguous, as Megatron prepares the operands of a weight gradient."""
     tensor = tensor.contiguous()
     return tensor.view(-1, tensor.shape[-1]) if tensor.dim() > 2 else tensor
 
@@ -253,5 +255,5 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 def _gather(shard: torch.Tensor, group: torch.distributed.ProcessGroup) -> torch.Tensor:
     """The whole of a tensor that sequence parallelism splits along dimension 0."""
     whole = shard.new_empty(shard.shape[0] * group.size(), *shard.shape[1:])
-    torch.distributed.all_gather_into_tensor(whole, shard.contiguous(), group=group)
+    all_gather_single(whole, shard.contiguous(), group)
     return whole

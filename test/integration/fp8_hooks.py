@@ -132,14 +132,14 @@ def count_gathered_bytes(recorder: Recorder) -> None:
 
     counts: dict[str, int] = {}
     recorder.extra["gathered"] = counts
-    gather, cast, step = dist.all_gather_into_tensor, dist.broadcast, training.train_step
+    gather, cast, step = dist.all_gather_single, dist.broadcast, training.train_step
     inside = False
 
     def note(tensor: torch.Tensor) -> None:
         if inside:
             counts[str(tensor.dtype)] = counts.get(str(tensor.dtype), 0) + tensor.nbytes
 
-    def all_gather_into_tensor(whole: Any, part: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def all_gather_single(whole: Any, part: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         note(part)
         return gather(whole, part, *args, **kwargs)
 
@@ -158,6 +158,6 @@ def count_gathered_bytes(recorder: Recorder) -> None:
 
     from megatron.core.distributed import param_and_grad_buffer
 
-    dist.all_gather_into_tensor, dist.broadcast = all_gather_into_tensor, broadcast
-    param_and_grad_buffer.dist_all_gather_func = all_gather_into_tensor
+    dist.all_gather_single, dist.broadcast = all_gather_single, broadcast
+    param_and_grad_buffer.dist_all_gather_func = all_gather_single
     training.train_step = train_step

@@ -70,8 +70,8 @@ def test_a_rank_that_owns_no_weight_costs_the_others_no_padding() -> None:
             if tensor.dtype != torch.float32:
                 sent["codes" if tensor.dtype == torch.uint8 else "rest"] += copies * tensor.nbytes
 
-        gathered, cast = dist.all_gather_into_tensor, dist.broadcast
-        dist.all_gather_into_tensor = lambda out, part, **o: (count(out, 1), gathered(out, part, **o))[1]
+        gathered, cast = dist.all_gather_single, dist.broadcast
+        dist.all_gather_single = lambda out, part, **o: (count(out, 1), gathered(out, part, **o))[1]
         dist.broadcast = lambda tensor, source, **o: (count(tensor, 1), cast(tensor, source, **o))[1]
         buffer = torch.randn(4 * 128 * 128).bfloat16()
         WeightGather(buffer, [Weight(0, 256, 128)], dist.group.WORLD, NativeBackend(), E4M3, "pow2").start().wait()

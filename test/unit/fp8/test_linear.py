@@ -282,14 +282,14 @@ def test_tensor_parallel_without_sequence_parallel_sums_the_input_gradient() -> 
 def test_sequence_parallel_gathers_half_the_bytes_of_bf16() -> None:
     def on_rank(rank: int, world: int) -> int:
         sent = 0
-        original = dist.all_gather_into_tensor
+        original = dist.all_gather_single
 
         def counting(out: torch.Tensor, part: torch.Tensor, **options: Any) -> Any:
             nonlocal sent
             sent += part.nbytes
             return original(out, part, **options)
 
-        dist.all_gather_into_tensor = counting
+        dist.all_gather_single = counting
         x, w, dy = operands(tokens=256, inputs=512)
         train(x.chunk(world)[rank], w, torch.cat([dy]), layer_of(), parallel=Parallel(dist.group.WORLD, True))
         return sent
@@ -341,7 +341,7 @@ def test_scattering_while_multiplying_equals_scattering_afterwards(tokens: int) 
                            parallel=Parallel(dist.group.WORLD, scatters_output=True, overlap=True))  # fmt: skip
         y, dx, dw = train(columns, rows, dy, layer_of())
         part = torch.empty_like(overlapped[0])
-        dist.reduce_scatter_tensor(part, y.contiguous())
+        dist.reduce_scatter_single(part, y.contiguous())
         return [overlapped, [part, dx, dw]]
 
     for overlapped, plain in run_ranks(on_rank):
