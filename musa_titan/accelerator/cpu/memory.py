@@ -5,26 +5,17 @@ from __future__ import annotations
 import collections
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from musa_titan.accelerator.host import kibibytes
 
 if TYPE_CHECKING:
     from musa_titan.patching.journal import Journal
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-
-
-def _kibibytes(path: str, field: str) -> int:
-    """The value of a ``Field:  1234 kB`` line as bytes, or 0 where the kernel has no such file."""
-    try:
-        with open(path, encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith(field):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 0
 
 
 def memory_allocated(device: Any = None) -> int:
@@ -38,7 +29,7 @@ def memory_allocated(device: Any = None) -> int:
 
 def max_memory_allocated(device: Any = None) -> int:
     """Largest number of bytes resident since the start or the last reset."""
-    return _kibibytes("/proc/self/status", "VmHWM:")
+    return kibibytes(Path("/proc/self/status"), "VmHWM") or 0
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
@@ -52,12 +43,12 @@ def reset_peak_memory_stats(device: Any = None) -> None:
 
 def total_memory() -> int:
     """Bytes of memory in this machine."""
-    return _kibibytes("/proc/meminfo", "MemTotal:")
+    return kibibytes(Path("/proc/meminfo"), "MemTotal") or 0
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
     """Bytes free and bytes in total."""
-    return _kibibytes("/proc/meminfo", "MemAvailable:"), total_memory()
+    return kibibytes(Path("/proc/meminfo"), "MemAvailable") or 0, total_memory()
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
