@@ -26,6 +26,9 @@ NEEDED = {
 }
 """``--fp8-recipe`` -> the class of ``transformer_engine.common.recipe`` that Megatron builds for it."""
 MTFP8 = "MTFP8BlockScaling"
+ORIGINAL_INPUT_VERSION = "2.6.0dev0"
+"""What Megatron compares with before it recomputes an activation or norm in front of an FP8 layer: the layer must then
+save the recomputed tensor itself."""
 
 logger = logging.getLogger("musa_titan")
 
@@ -104,6 +107,27 @@ def build_mtfp8(current: Callable[[Any], Any], context: Context) -> Callable[[An
         return getattr(have, MTFP8)(fp8_format=form)
 
     return get_fp8_recipe
+
+
+def keeps_original_input(context: Context) -> str | None:
+    """Patch condition: Moore Threads' linear layers can save their input as it is instead of its codes."""
+    reason = mtfp8_present(context)
+    if reason is not None:
+        return reason
+    layers = importlib.import_module("transformer_engine.pytorch")
+    for name in ("Linear", "GroupedLinear"):
+        if "save_original_input" not in inspect.signature(getattr(layers, name).__init__).parameters:
+            return f"its {name} has no save_original_input"
+    return None
+
+
+def answer_by_capability(current: Callable[..., bool], context: Context) -> Callable[..., bool]:
+    """The one question about a version that means "do linear layers take ``save_original_input``?" is answered yes."""
+
+    def is_te_min_version(version: str, check_equality: bool = True) -> bool:
+        return version == ORIGINAL_INPUT_VERSION or current(version, check_equality)
+
+    return is_te_min_version
 
 
 def accept_alignment(current: Callable[..., None], context: Context) -> Callable[..., None] | Skip:

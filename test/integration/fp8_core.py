@@ -38,21 +38,26 @@ def main(implementation: str) -> None:
 
 
 def step(implementation: str, fp8: str | None) -> tuple[float, list[torch.Tensor]]:
-    """(loss, gradients) of the same small MoE model on the same tokens."""
+    """(loss, gradients) of the same small MoE model on the same tokens; with TransformerEngine, recomputing what
+    Megatron recomputes only for its version 2.6."""
     model_parallel_cuda_manual_seed(1)
     torch.manual_seed(1)
+    te = implementation == "transformer_engine"
+    recompute = {"recompute_granularity": "selective", "recompute_modules": ["moe_act", "layernorm"]} if te else {}
     config = TransformerConfig(
         num_layers=2, hidden_size=64, num_attention_heads=4, ffn_hidden_size=128, bf16=True,
         params_dtype=torch.bfloat16, num_moe_experts=4, moe_router_topk=2, moe_ffn_hidden_size=64,
         add_bias_linear=False, gated_linear_unit=True, activation_func=torch.nn.functional.silu, hidden_dropout=0.0,
         attention_dropout=0.0, moe_token_dispatcher_type="alltoall", fp8=fp8, fp8_recipe="blockwise",
         transformer_impl=implementation, bias_dropout_fusion=False,
+        moe_grouped_gemm=te, **recompute,
     )  # fmt: skip
     make = {
         "local": specs.get_gpt_layer_local_spec,
         "transformer_engine": specs.get_gpt_layer_with_transformer_engine_spec,
     }[implementation]
-    model = GPTModel(config, make(num_experts=4), vocab_size=128, max_sequence_length=32).bfloat16()
+    spec = make(num_experts=4, moe_grouped_gemm=te)
+    model = GPTModel(config, spec, vocab_size=128, max_sequence_length=32).bfloat16()
     tokens = torch.randint(0, 128, (2, 32), generator=torch.Generator().manual_seed(2))
     positions = torch.arange(32).expand(2, 32)
     mask = torch.ones(32, 32).tril()[None, None] < 0.5

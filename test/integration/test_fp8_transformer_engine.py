@@ -71,6 +71,7 @@ RECOMPUTE = {
     "full": "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1".split(),
     "experts": "--recompute-granularity selective --recompute-modules moe".split(),
 }
+OUTPUT_DISCARDED = "--recompute-granularity selective --recompute-modules moe_act layernorm".split()
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +87,17 @@ def test_recomputation_stays_in_fp8_and_changes_no_bit(te: Runner, tmp_path: Pat
     assert "bf16" not in calls
     assert job.fingerprint == plain.fingerprint
     assert job.parameters == plain.parameters
+
+
+def test_activations_and_norms_in_front_of_fp8_layers_are_recomputed_although_it_says_version_2_0(
+    te: Runner, tmp_path: Path
+) -> None:
+    args = [*DEEPSEEK, *TE, *BF16, *FP8, "--moe-grouped-gemm"]
+    whole = te.run(args, tmp_path / "whole", hooks=HOOKS)
+    job = te.run(args + OUTPUT_DISCARDED, tmp_path / "recomputed", hooks=HOOKS)
+    assert job.ranks[0].extra["calls"]["original input saved"] > 0
+    assert job.fingerprint == whole.fingerprint
+    assert job.parameters == whole.parameters
 
 
 def test_our_own_layers_serve_the_local_implementation_beside_transformer_engine(te: Runner, tmp_path: Path) -> None:

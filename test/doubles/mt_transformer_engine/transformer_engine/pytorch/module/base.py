@@ -16,6 +16,7 @@ class TransformerEngineBaseModule(torch.nn.Module):
         self.fp8_initialized = False
         self.fp8_meta: dict[str, Any] = {"recipe": FP8GlobalStateManager.get_fp8_recipe()}
         self.quantizers: dict[str, list[Any]] = {}
+        self.save_original_input = False
 
     def init_fp8_metadata(self, num_gemms: int = 1) -> None:
         """Three quantisers a GEMM forward (input, weight, output), two backward, as TE v2.0 counts."""
@@ -47,22 +48,29 @@ class TransformerEngineBaseModule(torch.nn.Module):
         self.init_fp8_metadata(gemms)
         CALLS[f"{type(self.fp8_meta['recipe']).__name__} {self.quantizers['scaling_bwd'][0].fp8_dtype}"] += 1
         forward, backward = self.quantizers["scaling_fwd"], self.quantizers["scaling_bwd"]
-        return _Product.apply(x, weight, forward[gemm], forward[gemms + gemm], backward[gemm])
+        quantizers = forward[gemm], forward[gemms + gemm], backward[gemm]
+        return _Product.apply(x, weight, *quantizers, self.save_original_input)
 
     def backward_dw(self) -> None: ...
 
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, qx: Any, qw: Any, qg: Any) -> torch.Tensor:
-        flat = x.reshape(-1, x.shape[-1])
-        ctx.x, ctx.w, ctx.qg, ctx.shape = qx(flat), qw(weight), qg, x.shape
-        y = ctx.x.rows() @ ctx.w.rows().t()
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, qx: Any, qw: Any, qg: Any, save_original_input: bool
+    ) -> torch.Tensor:
+        quantized, ctx.w = qx(x.reshape(-1, x.shape[-1])), qw(weight)
+        ctx.qx, ctx.qg, ctx.shape, ctx.x = qx, qg, x.shape, None if save_original_input else quantized
+        if save_original_input:
+            CALLS["original input saved"] += 1
+            ctx.save_for_backward(x)
+        y = quantized.rows() @ ctx.w.rows().t()
         return y.to(x.dtype).view(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         dy = ctx.qg(grad.reshape(-1, grad.shape[-1]))
         dx = (dy.rows() @ ctx.w.rows()).to(grad.dtype).view(ctx.shape)
-        dw = (dy.columns().t() @ ctx.x.columns()).to(grad.dtype)
-        return dx, dw, None, None, None
+        x = ctx.qx(ctx.saved_tensors[0].reshape(-1, ctx.shape[-1])) if ctx.x is None else ctx.x
+        dw = (dy.columns().t() @ x.columns()).to(grad.dtype)
+        return dx, dw, None, None, None, None

@@ -28,11 +28,13 @@ class GroupedLinear(TransformerEngineBaseModule):
         ub_overlap_rs: bool = False,
         ub_overlap_ag: bool = False,
         ub_name: str | None = None,
+        save_original_input: bool = False,
     ) -> None:
         super().__init__()
         if tp_size > 1 or fuse_wgrad_accumulation or bias:
             raise NotImplementedError("the double has no tensor parallelism, wgrad fusion or bias for experts")
         self.num_gemms, self.use_bias, self.return_bias = num_gemms, bias, return_bias
+        self.save_original_input = save_original_input
         for gemm in range(num_gemms):
             self.make_parameter(
                 f"weight{gemm}", out_features, in_features, params_dtype, init_method, get_rng_state_tracker

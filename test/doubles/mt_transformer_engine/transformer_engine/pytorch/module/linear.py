@@ -31,11 +31,12 @@ class Linear(TransformerEngineBaseModule):
         ub_bulk_dgrad: bool = False,
         ub_bulk_wgrad: bool = False,
         ub_name: str | None = None,
+        save_original_input: bool = False,
     ) -> None:
         super().__init__()
         if tp_size > 1 or fuse_wgrad_accumulation:
             raise NotImplementedError("the double has neither tensor parallelism nor wgrad fusion")
-        self.return_bias = return_bias
+        self.return_bias, self.save_original_input = return_bias, save_original_input
         self.make_parameter("weight", out_features, in_features, params_dtype, init_method, get_rng_state_tracker)
         self.bias = torch.nn.Parameter(torch.zeros(out_features, dtype=params_dtype)) if bias else torch.empty(0)
 
