@@ -17,7 +17,7 @@ from musa_titan.schedule import fused
 from musa_titan.schedule.delayed import DelayedLayers
 from musa_titan.schedule.policy import H1Policy
 from musa_titan.schedule.run import Observer, ScheduleRun
-from musa_titan.schedule.store import FusedKernel, Product, WeightGradientStore
+from musa_titan.schedule.store import FusedKernel, Product, WeightGradientStore, flatten
 
 observers: list[Observer] = []
 """Called with each F, B and W of this stage; see :class:`musa_titan.schedule.run.StepEvent`."""
@@ -34,9 +34,11 @@ class _Model:
     """What a step needs to know of the model, found once."""
 
     layers: DelayedLayers
-    embeddings: frozenset[int]
-    """``id`` of embedding weights. One that is also an output layer's (MTP on a tied model) gets its gradient as ever:
-    autograd adds the two uses before they reach ``main_grad``, and a part that came later would change the rounding."""
+    at_once: frozenset[int]
+    """``id`` of the weights whose gradient is not put off. The output layer's: its operands are gradients of logits,
+    at DeepSeek-V3's vocabulary 18 times as wide as the activations, and the last stage would hold those of p
+    microbatches. An embedding's that is also an output layer's (MTP on a tied model): autograd adds the two uses before
+    they reach ``main_grad``, and a part that came later would change the rounding."""
     reduces_early: bool
     """Gradients are reduced as soon as they are complete (``--overlap-grad-reduce``)."""
 
@@ -71,7 +73,7 @@ def run_zero_bubble(current: Callable[..., Any], context: Context) -> Callable[.
         reduce = config.grad_sync_func
         if reduce is not None:
             config.grad_sync_func = _after(run.finish, reduce)
-        _run, store.excluded, _reduces_early = run, known.embeddings, known.reduces_early
+        _run, store.excluded, _reduces_early = run, known.at_once, known.reduces_early
         try:
             losses = current(**kwargs)
             run.finish()
@@ -171,6 +173,9 @@ def split_linear_backward(current: Callable[..., Any], context: Context) -> Call
             return current(view.plain(), grad_output)
         added = getattr(weight, "grad_added_to_main_grad", None)
         grads = list(current(view, grad_output))
+        if ctx.use_bias:
+            # The layer sums what it has flattened, and with a buffer it does not flatten: sums of another rounding.
+            grads[2] = flatten(grad_output).sum(dim=0)
         if not _reduces_early:
             # What comes back is an uninitialised tensor, and a mark not to use it, for hooks that want to see a
             # gradient. Without them, no gradient and no mark: another use of the weight then still counts.
@@ -256,7 +261,11 @@ def _known(model: torch.nn.Module) -> _Model:
     from megatron.core.tensor_parallel.layers import VocabParallelEmbedding
 
     kinds = (VocabParallelEmbedding, torch.nn.Embedding)
-    weights = [module.weight for module in model.modules() if isinstance(module, kinds)]
+    weights = [
+        module.weight
+        for name, module in model.named_modules()
+        if (isinstance(module, kinds) or name.rpartition(".")[2] == "output_layer") and module.weight is not None
+    ]
     early = bool(getattr(getattr(model, "ddp_config", None), "overlap_grad_reduce", False))
     _models[model] = _Model(DelayedLayers(model, weights), frozenset(id(weight) for weight in weights), early)
     return _models[model]
