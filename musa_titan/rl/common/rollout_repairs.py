@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from musa_titan.patching.spec import Context
-from musa_titan.rl.common.trainer_repairs import own_backend
+from musa_titan.rl.common.trainer_repairs import own_backend, visible_position
 
 _chosen: str | None = None
 
@@ -50,13 +50,11 @@ def own_update_backend(current: Callable[..., Any], context: Context) -> Callabl
 
 
 def engine_id_under_visible_devices(current: Callable[[int], int], context: Context) -> Callable[[int], int]:
-    """The position of a physical number in MUSA_VISIBLE_DEVICES, where that restricts what is seen."""
+    """The position of a device in MUSA_VISIBLE_DEVICES, where that restricts what is seen."""
 
     def _to_local_gpu_id(physical_gpu_id: int) -> int:
-        visible = os.environ.get("MUSA_VISIBLE_DEVICES")
-        if not visible:
+        if not os.environ.get("MUSA_VISIBLE_DEVICES"):
             return current(physical_gpu_id)
-        seen = [part.strip() for part in visible.split(",")]
-        return seen.index(str(physical_gpu_id)) if str(physical_gpu_id) in seen else physical_gpu_id
+        return visible_position(physical_gpu_id)
 
     return _to_local_gpu_id

@@ -28,21 +28,41 @@ def local_id_under_visible_devices(current: Callable[[], Any], context: Context)
     """The position of Ray's device number in MUSA_VISIBLE_DEVICES, where that restricts what is seen."""
 
     def get_local_gpu_id() -> Any:
-        visible = os.environ.get("MUSA_VISIBLE_DEVICES")
-        if not visible:
+        if not os.environ.get("MUSA_VISIBLE_DEVICES"):
             return current()
         import ray
 
-        number = str(ray.get_gpu_ids()[0])
-        seen = [part.strip() for part in visible.split(",")]
-        if number not in seen:
-            raise MusaTitanError(
-                f"Ray gave this trainer device {number}, but MUSA_VISIBLE_DEVICES={visible}. "
-                "Start the node with --num-gpus equal to the number of devices listed, numbered from 0, or unset it"
-            )
-        return seen.index(number)
+        return visible_position(int(ray.get_gpu_ids()[0]))
 
     return get_local_gpu_id
+
+
+def visible_position(number: int) -> int:
+    """Position in MUSA_VISIBLE_DEVICES (which is set) of a device that Ray or the driver numbers.
+
+    Ray does not read the variable: on a node it hands out 0 to ``--num-gpus`` less 1, which are positions. Who lists
+    the devices in CUDA_VISIBLE_DEVICES as well gets the listed numbers from it.
+
+    Raises:
+        MusaTitanError: it is neither listed nor a position, or numbers of this list can be meant in both ways.
+    """
+    value = os.environ["MUSA_VISIBLE_DEVICES"]
+    seen = [part.strip() for part in value.split(",") if part.strip()]
+    both = set(seen) & {str(position) for position in range(len(seen))}
+    if both and len(both) < len(seen):
+        raise MusaTitanError(
+            f"under MUSA_VISIBLE_DEVICES={value} Ray's device {min(both)} may be the one of that number or of that "
+            f"position. List {len(seen)} devices that all have numbers from {len(seen)} on, or unset the variable and "
+            "start the node with --num-gpus for all"
+        )
+    if str(number) in seen:
+        return seen.index(str(number))
+    if 0 <= number < len(seen):
+        return number
+    raise MusaTitanError(
+        f"Ray gave this process device {number}, but MUSA_VISIBLE_DEVICES={value} has {len(seen)}. "
+        f"Start the node with --num-gpus {len(seen)}, or unset the variable"
+    )
 
 
 def forward_new_collectives(module: ModuleType, context: Context, journal: Journal) -> Skip | None:

@@ -35,16 +35,35 @@ def test_without_the_variable_upstream_decides(monkeypatch: pytest.MonkeyPatch) 
     assert engine_id_under_visible_devices(lambda number: number + 1, MUSA)(3) == 4
 
 
-def test_a_device_that_is_not_visible_is_refused_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    ray_gives(1, monkeypatch)
-    monkeypatch.setenv("MUSA_VISIBLE_DEVICES", "4,5")
-    with pytest.raises(MusaTitanError, match="Ray gave this trainer device 1, but MUSA_VISIBLE_DEVICES=4,5"):
+def test_ray_numbers_positions_of_a_node_that_was_started_with_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``MUSA_VISIBLE_DEVICES=4,5,6,7 ray start --num-gpus 4``: Ray knows of four devices, 0 to 3."""
+    monkeypatch.setenv("MUSA_VISIBLE_DEVICES", "4,5,6,7")
+    for number in range(4):
+        ray_gives(number, monkeypatch)
+        assert local_id_under_visible_devices(lambda: 99, MUSA)() == number
+
+
+@pytest.mark.parametrize(("listed", "number"), [("4,5", 2), ("4,5", 6), ("0,1,2", 3)])
+def test_a_device_that_is_not_visible_is_refused_with_both_numbers(
+    monkeypatch: pytest.MonkeyPatch, listed: str, number: int
+) -> None:
+    ray_gives(number, monkeypatch)
+    monkeypatch.setenv("MUSA_VISIBLE_DEVICES", listed)
+    with pytest.raises(MusaTitanError, match=f"gave this process device {number}, but MUSA_VISIBLE_DEVICES={listed}"):
         local_id_under_visible_devices(lambda: 99, MUSA)()
 
 
-def test_an_engine_takes_the_position_of_a_physical_number_and_keeps_a_local_one(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("listed", ["1,2,3", "4,5,0,1"])
+def test_a_list_that_two_ranks_could_read_as_one_device_is_refused(
+    monkeypatch: pytest.MonkeyPatch, listed: str
 ) -> None:
+    ray_gives(0, monkeypatch)
+    monkeypatch.setenv("MUSA_VISIBLE_DEVICES", listed)
+    with pytest.raises(MusaTitanError, match="may be the one of that number or of that position"):
+        local_id_under_visible_devices(lambda: 99, MUSA)()
+
+
+def test_an_engine_takes_the_position_of_a_listed_number_and_keeps_a_position(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUSA_VISIBLE_DEVICES", "4,5,6,7")
     local = engine_id_under_visible_devices(lambda number: 99, MUSA)
     assert [local(5), local(2)] == [1, 2]
