@@ -5,7 +5,8 @@ then there is one copy per destination, to an offset that follows from the count
 those of the ranks below it. One message:
 
 1. for every destination: wait until it has taken the previous message, copy, then write ``landed`` there;
-2. for every source: wait for ``landed``, copy the rows out of the window;
+2. for every source: wait for ``landed``, then copy the rows out of the window or, if they are to be added up, read them
+   there;
 3. write ``consumed``.
 
 Nobody waits in a circle: step 1 waits only for step 2 of the previous message, step 2 only for step 1 of this one.
@@ -13,7 +14,8 @@ Nobody waits in a circle: step 1 waits only for step 2 of the previous message, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -22,7 +24,7 @@ from musa_titan.dispatch.fabric import Fabric
 from musa_titan.dispatch.flags import Flags
 from musa_titan.dispatch.routing import Matrix
 from musa_titan.dispatch.shared import SharedFile
-from musa_titan.dispatch.transport import Announcement, agree
+from musa_titan.dispatch.transport import Announcement, Blocks, agree
 
 ALIGNMENT = 256
 """Bytes: parts start at such offsets, which copy engines like."""
@@ -64,15 +66,30 @@ class AceTransport:
                     f"least {rows} (or leave it out, for the worst case), or use --musa-dispatch collective"
                 )
 
-    def exchange(self, parts: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], matrix: Matrix) -> None:
+    @contextmanager
+    def exchange(
+        self, parts: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor | None], matrix: Matrix
+    ) -> Iterator[list[Blocks]]:
         """See the module."""
         widths = [part.shape[1] for part in parts]
         self.check(widths, matrix)
         self._message += 1
+        arrived: dict[int, Blocks] = {}
         try:
-            self._write(parts, outputs, matrix, widths)
-            self._read(outputs, matrix, widths)
-        except DispatchError:
+            self._write(parts, matrix, widths)
+            for step in range(self.ranks):
+                source = (self.rank + step) % self.ranks  # its own first, while those of others come
+                arrived[source] = self._arrived(source, parts, matrix, widths)
+                first = sum(row[self.rank] for row in matrix[:source])
+                for block, output in zip(arrived[source], outputs, strict=True):
+                    if output is not None:
+                        output[first : first + block.shape[0]].copy_(block)
+            yield [
+                [arrived[source][part] for source in range(self.ranks)] if output is None else []
+                for part, output in enumerate(outputs)
+            ]
+            self._fabric.did_read()
+        except BaseException:
             self._flags.give_up()
             raise
         self._flags.consumed(self._message)
@@ -84,44 +101,34 @@ class AceTransport:
         for file in self._files:
             file.close()
 
-    def _write(
-        self, parts: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], matrix: Matrix, widths: list[int]
-    ) -> None:
+    def _write(self, parts: Sequence[torch.Tensor], matrix: Matrix, widths: list[int]) -> None:
+        """Copy rows into the windows of all other ranks, and tell them."""
         sent = matrix[self.rank]
-        for step in range(1, self.ranks + 1):
-            target = (self.rank + step) % self.ranks  # everybody starts at another
+        others = [(self.rank + step) % self.ranks for step in range(1, self.ranks)]  # everybody starts at another
+        for target in others:
             start, before = sum(sent[:target]), sum(row[target] for row in matrix[: self.rank])
-            offsets = self._offsets(widths, matrix, target)
-            if target != self.rank:
-                self._flags.wait_consumed(target, self._message - 1)
-                self._fabric.before_write(target)
-            for part, output, width, offset in zip(parts, outputs, widths, offsets, strict=False):
-                rows = part[start : start + sent[target]]
-                if target == self.rank:
-                    output[before : before + sent[target]].copy_(rows)
-                elif rows.numel():
-                    at = offset + before * width
-                    self._fabric.windows[target][at : at + rows.numel()].copy_(rows.reshape(-1))
+            self._flags.wait_consumed(target, self._message - 1)
+            self._fabric.before_write(target)
+            for part, width, offset in zip(parts, widths, self._offsets(widths, matrix, target), strict=False):
+                _rows(self._fabric.windows[target], offset, before, sent[target], width).copy_(
+                    part[start : start + sent[target]]
+                )
         self._fabric.wrote()
-        for target in range(self.ranks):
-            if target != self.rank:
-                self._flags.landed(target, self._message, sent[target], sum(widths))
+        for target in others:
+            self._flags.landed(target, self._message, sent[target], sum(widths))
 
-    def _read(self, outputs: Sequence[torch.Tensor], matrix: Matrix, widths: list[int]) -> None:
-        received = [row[self.rank] for row in matrix]
-        offsets = self._offsets(widths, matrix, self.rank)
+    def _arrived(self, source: int, parts: Sequence[torch.Tensor], matrix: Matrix, widths: list[int]) -> Blocks:
+        """Of every part the rows that came from `source`, once they are there. A rank's own never left."""
+        count = matrix[source][self.rank]
+        if source == self.rank:
+            start = sum(matrix[source][:source])
+            return [part[start : start + count] for part in parts]
+        self._flags.wait_landed(source, self._message, count, sum(widths))
+        self._fabric.before_read(source)
+        before = sum(row[self.rank] for row in matrix[:source])
         window = self._fabric.windows[self.rank]
-        for source in range(self.ranks):
-            if source == self.rank:
-                continue
-            self._flags.wait_landed(source, self._message, received[source], sum(widths))
-            self._fabric.before_read(source)
-            first, count = sum(received[:source]), received[source]
-            for output, width, offset in zip(outputs, widths, offsets, strict=False):
-                if count * width:
-                    at = offset + first * width
-                    output[first : first + count].view(-1).copy_(window[at : at + count * width])
-        self._fabric.did_read()
+        offsets = self._offsets(widths, matrix, self.rank)
+        return [_rows(window, offset, before, count, width) for width, offset in zip(widths, offsets, strict=False)]
 
     def _offsets(self, widths: Sequence[int], matrix: Matrix, rank: int) -> list[int]:
         """Where each part starts in the window of `rank`, and where the last one ends."""
@@ -130,3 +137,9 @@ class AceTransport:
         for width in widths:
             offsets.append(-(-(offsets[-1] + rows * width) // ALIGNMENT) * ALIGNMENT)
         return offsets
+
+
+def _rows(window: torch.Tensor, offset: int, first: int, count: int, width: int) -> torch.Tensor:
+    """uint8 [count, width] of `window`: rows from `first` on of the part that starts at byte `offset`."""
+    start = offset + first * width
+    return window[start : start + count * width].view(count, width)

@@ -6,16 +6,21 @@ a batch of its own under way at the same time. Calls on one Buffer must come in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import atexit
+import os
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from musa_titan.dispatch import routing, traffic, wire
+from musa_titan.accelerator.select import select_accelerator
+from musa_titan.dispatch import routing, traffic
 from musa_titan.dispatch.config import Config
 from musa_titan.dispatch.errors import DispatchError
 from musa_titan.dispatch.events import EventHandle, EventOverlap
+from musa_titan.dispatch.legs import Leg, Outward, Return, Staging
 from musa_titan.dispatch.options import get_options
 from musa_titan.dispatch.routing import Handle, Matrix
 from musa_titan.dispatch.select import open_transport
@@ -23,6 +28,25 @@ from musa_titan.dispatch.transport import Announcement, dtype_number
 
 Tokens = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 """Values [N, H], or FP8 values [N, H] with scales [N, S]."""
+_open: weakref.WeakSet[Buffer] = weakref.WeakSet()
+"""Buffers with a window. Callers keep them in globals, which die when the modules that closing needs are gone."""
+
+
+def destroy_buffers() -> None:
+    """Close what is open; runs at the end of the process."""
+    for made in tuple(_open):
+        made.destroy()
+
+
+def _leave_to_parent() -> None:
+    """A forked child must not tell peers that the rank has gone when only the child ends."""
+    for made in tuple(_open):
+        del made.transport
+        _open.discard(made)
+
+
+atexit.register(destroy_buffers)
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class Buffer:
@@ -55,7 +79,9 @@ class Buffer:
         self.rank, self.group_size = dist.get_rank(group), dist.get_world_size(group)
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.explicitly_destroy = explicitly_destroy
+        self._staging = Staging(keep=select_accelerator().device_type == "cpu")
         self.transport, self._engine = open_transport(group, num_nvl_bytes, get_options())
+        _open.add(self)
 
     # -- what DeepEP has beside the calls --------------------------------------------------------------------------
 
@@ -81,10 +107,11 @@ class Buffer:
 
     def destroy(self) -> None:
         """Finish what is under way and give the window back."""
-        if getattr(self, "transport", None) is not None:
+        if hasattr(self, "transport"):
             self._engine.close()
             self.transport.close()
             del self.transport
+            _open.discard(self)
 
     def __del__(self) -> None:
         self.destroy()
@@ -143,15 +170,14 @@ class Buffer:
             self._check_handle(handle, values[0].shape[0])
             cached = True
         received = sum(row[self.rank] for row in handle.matrix)
-        rows = max(received, handle.padded_rows)
         if handle.padded_rows and received > handle.padded_rows:
             raise DispatchError(f"dispatch: {received} rows come, but num_worst_tokens is {handle.padded_rows}")
         options = get_options()
-        fp8 = options.fp8_combine_grad if cached else options.fp8_dispatch
-        legs = [_Leg(value, rows, handle, fp8 and len(values) == 1) for value in values]
+        fp8 = (options.fp8_combine_grad if cached else options.fp8_dispatch) and len(values) == 1
+        legs = [Outward(value, handle, received, fp8=fp8) for value in values]
         self._count("combine_grad" if cached else "dispatch", legs, handle.matrix)
         if choice is not None:
-            choice_leg = _Leg(choice, rows, handle, False, chosen=True)
+            choice_leg = Outward(choice, handle, received, chosen=True)
             self._count("routing", [choice_leg], handle.matrix)
             if async_finish:  # the caller gets counts at once, tokens later
                 self._run([choice_leg], handle.matrix, previous_event, False)
@@ -184,22 +210,14 @@ class Buffer:
         if x.shape[0] != max(received, handle.padded_rows):
             raise DispatchError(f"combine: {x.shape[0]} rows, but {received} were dispatched to this rank")
         back = routing.transposed(handle.matrix)
-        parts = [x[:received].contiguous()]
-        if topk_weights is not None:
-            parts.append(topk_weights[:received].contiguous())
-        legs = [_Leg(part, handle.tokens.shape[0], None, False) for part in parts]
-        sums = [part.new_empty(handle.num_tokens, part.shape[1]) for part in parts]
-
         extras = bias if isinstance(bias, tuple) else () if bias is None else (bias,)
-
-        def add_up() -> None:
-            for leg, total, more in zip(legs, sums, (extras, ()), strict=False):
-                routing.sum_rows(leg.out, handle, self.rank, total, more)
-
-        self._count("dispatch_grad" if topk_weights is not None else "combine", legs[:1], back)
+        legs = [Return(x[:received].contiguous(), handle, self.rank, extras)]
+        if topk_weights is not None:
+            legs.append(Return(topk_weights[:received].contiguous(), handle, self.rank))
+        self._count("combine" if topk_weights is None else "dispatch_grad", legs[:1], back)
         self._count("routing", legs[1:], back)
-        event = self._run(legs, back, previous_event, async_finish, then=add_up, also=sums)
-        return sums[0], sums[1] if topk_weights is not None else None, event
+        event = self._run(legs, back, previous_event, async_finish)
+        return legs[0].out, None if topk_weights is None else legs[1].out, event
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -231,7 +249,7 @@ class Buffer:
     def _with_choice(
         self,
         out: Tokens,
-        leg: _Leg,
+        leg: Leg,
         received: int,
         per_expert: torch.Tensor | None,
         alignment: int,
@@ -247,13 +265,7 @@ class Buffer:
         return out, local, weights, counts, handle, event
 
     def _run(
-        self,
-        legs: list[_Leg],
-        matrix: Matrix,
-        previous: EventOverlap | None,
-        asynchronous: bool,
-        then: Callable[[], None] | None = None,
-        also: list[torch.Tensor] | None = None,
+        self, legs: Sequence[Leg], matrix: Matrix, previous: EventOverlap | None, asynchronous: bool
     ) -> EventOverlap:
         """Move the legs' rows, now or beside the caller."""
         self.transport.check([leg.width for leg in legs], matrix)
@@ -261,15 +273,12 @@ class Buffer:
         def work() -> None:
             if previous is not None:
                 previous.current_stream_wait()
-            received = sum(row[self.rank] for row in matrix)
-            self.transport.exchange([leg.rows() for leg in legs], [leg.landing(received) for leg in legs], matrix)
-            for leg in legs:
-                leg.finish()
-            if then is not None:
-                then()
+            rows = [leg.rows(self._staging, place) for place, leg in enumerate(legs)]
+            with self.transport.exchange(rows, [leg.landing() for leg in legs], matrix) as lent:
+                for leg, blocks in zip(legs, lent, strict=True):
+                    leg.arrived(blocks)
 
-        tensors = [tensor for leg in legs for tensor in (leg.source, leg.out)] + (also or [])
-        job = self._engine.submit(work, tensors)
+        job = self._engine.submit(work, [tensor for leg in legs for tensor in (leg.source, leg.out)])
         if not asynchronous:
             job.wait()
         return EventOverlap(EventHandle(job))
@@ -282,48 +291,10 @@ class Buffer:
         if rows is not None and rows != handle.num_tokens:
             raise DispatchError(f"dispatch: {rows} tokens with a handle of a dispatch of {handle.num_tokens}")
 
-    def _count(self, kind: str, legs: list[_Leg], matrix: Matrix) -> None:
+    def _count(self, kind: str, legs: Sequence[Leg], matrix: Matrix) -> None:
         rows = sum(matrix[self.rank]) - matrix[self.rank][self.rank]
         for leg in legs:
             traffic.count(kind, rows * leg.width)
-
-
-class _Leg:
-    """One tensor on its way: what is sent of it, where it lands, what becomes of it."""
-
-    def __init__(
-        self, source: torch.Tensor, rows: int, handle: Handle | None, fp8: bool, *, chosen: bool = False
-    ) -> None:
-        """source: [N, W]; `rows` of `out` [rows, W]; rows of the source are picked by `handle`, unless they are
-        `chosen` already or there is none."""
-        self.source = source
-        self._pick = handle.tokens if handle is not None and not chosen else None
-        self._fp8 = fp8
-        self.out = source.new_empty(rows, source.shape[1])
-        self.width = wire.encoded_bytes(source.shape[1]) if fp8 else source.shape[1] * source.element_size()
-        self._landed: torch.Tensor | None = None
-
-    def rows(self) -> torch.Tensor:
-        """uint8 [rows sent, width], by destination."""
-        data = wire.encode(self.source) if self._fp8 else wire.as_bytes(self.source)
-        return data if self._pick is None else data.index_select(0, self._pick)
-
-    def landing(self, received: int) -> torch.Tensor:
-        """uint8 [received, width]: where the transport puts what comes."""
-        if self._fp8:
-            self._landed = torch.empty(received, self.width, dtype=torch.uint8, device=self.out.device)
-            return self._landed
-        if self.out.shape[0] > received:
-            self.out[received:].zero_()
-        return wire.as_bytes(self.out)[:received]
-
-    def finish(self) -> None:
-        """Turn what landed into `out`."""
-        if self._landed is not None:
-            received = self._landed.shape[0]
-            self.out[:received].copy_(wire.decode(self._landed, self.out.shape[1], self.out.dtype))
-            self.out[received:].zero_()
-            self._landed = None
 
 
 def _check_events(previous: EventOverlap | None, async_finish: bool, on_comm_stream: bool) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 
 from musa_titan.dispatch.routing import Matrix
-from musa_titan.dispatch.transport import Announcement, agree
+from musa_titan.dispatch.transport import Announcement, Blocks, agree
 
 
 class CollectiveTransport:
@@ -33,11 +34,18 @@ class CollectiveTransport:
     def check(self, widths: Sequence[int], matrix: Matrix) -> None:
         """Everything fits: receivers allocate what comes."""
 
-    def exchange(self, parts: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], matrix: Matrix) -> None:
+    @contextmanager
+    def exchange(
+        self, parts: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor | None], matrix: Matrix
+    ) -> Iterator[list[Blocks]]:
         """One all-to-all for each part."""
         sent, received = list(matrix[self.rank]), [row[self.rank] for row in matrix]
+        lent: list[Blocks] = []
         for part, output in zip(parts, outputs, strict=True):
-            dist.all_to_all_single(output, part, received, sent, group=self.group)
+            landing = part.new_empty(sum(received), part.shape[1]) if output is None else output
+            dist.all_to_all_single(landing, part, received, sent, group=self.group)
+            lent.append(list(torch.split(landing, received)) if output is None else [])
+        yield lent
 
     def close(self) -> None:
         """Nothing is held."""

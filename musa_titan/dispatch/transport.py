@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,6 +27,8 @@ class Announcement:
     experts: int
 
 
+Blocks = list[torch.Tensor]
+"""What came for one part: uint8 [rows, bytes] of each source rank. Empty for a part that has an output."""
 NAMES = ("hidden size", "dtype", "top-k", "number of experts")
 DTYPES = (
     torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2,
@@ -57,11 +60,14 @@ class Transport(Protocol):
     def check(self, widths: Sequence[int], matrix: Matrix) -> None:
         """Raise DispatchError if rows of `widths` bytes (one number a part) do not fit where they are to go."""
 
-    def exchange(self, parts: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], matrix: Matrix) -> None:
-        """Send ``matrix[rank][j]`` rows of every part to rank j, and fill `outputs` with what comes.
+    def exchange(
+        self, parts: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor | None], matrix: Matrix
+    ) -> AbstractContextManager[list[Blocks]]:
+        """Send ``matrix[rank][j]`` rows of every part to rank j, and receive.
 
-        `parts` and `outputs` are uint8 [rows, bytes], contiguous; parts ordered by destination, outputs by source.
-        Returns when the outputs may be used on the current stream.
+        `parts` are uint8 [rows, bytes], contiguous and ordered by destination. What comes for a part goes to its
+        output, uint8 [rows, bytes], ordered by source; without one it is lent inside the ``with``, where it landed.
+        Lent blocks and outputs may be used on the current stream.
         """
 
     def close(self) -> None:

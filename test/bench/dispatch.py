@@ -99,8 +99,10 @@ def compare(tokens: int, hidden: int, rounds: int, rank: int, ranks: int) -> dic
 
     def copies() -> None:
         transport = buffers["ace"].transport
-        transport.exchange([rows], [arrived], handle.matrix)
-        transport.exchange([arrived], [rows], routing.transposed(handle.matrix))
+        with transport.exchange([rows], [arrived], handle.matrix):
+            pass
+        with transport.exchange([arrived], [rows], routing.transposed(handle.matrix)):
+            pass
 
     times = alternate({**calls, "all_to_all_single": collective, "ready rows": copies}, rounds)
     away = 2 * (sum(sent) - sent[rank]) * 2 * hidden

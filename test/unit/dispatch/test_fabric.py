@@ -72,7 +72,13 @@ def exchange(rank: int, ranks: int) -> tuple[list[str], bool]:
         rows = torch.arange(sum(matrix[rank]) * 8, dtype=torch.uint8).view(-1, 8) + 100 * rank + message
         out = torch.empty(sum(row[rank] for row in matrix), 8, dtype=torch.uint8)
         log.clear()
-        transport.exchange([rows], [out], matrix)
+        if message == 2:  # rows that are read where they landed
+            with transport.exchange([rows], [None], matrix) as ((first, second),):
+                log.append("read")
+                torch.cat([first, second], out=out)
+        else:
+            with transport.exchange([rows], [out], matrix) as lent:
+                assert lent == [[]]
         theirs = torch.arange(24, dtype=torch.uint8).view(3, 8) + 100 * (1 - rank) + message
         expected = torch.cat([rows[:1], theirs]) if rank == 0 else theirs[1:3]
         right = right and torch.equal(out, expected)
@@ -88,7 +94,8 @@ def test_streams_wait_for_the_peers_reads_before_writing_and_for_its_writes_befo
             f"wait of rank {peer}, own2",  # its reads of its window, before we write there
             "record own1",  # our writes
             f"wait of rank {peer}, own1",  # its writes into our window
-            "record own2",  # our reads
+            "read",
+            "record own2",  # the end of our reads
         ]
 
 
