@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -59,3 +60,14 @@ def roll_all(scales: Iterable[DelayedScale], group: dist.ProcessGroup | None) ->
         dist.all_reduce(amaxes, op=dist.ReduceOp.MAX, group=group)
     for scale, amax in zip(used, amaxes, strict=True):
         scale.roll(amax)
+
+
+@contextmanager
+def unrecorded(scales: Iterable[DelayedScale]) -> Iterator[None]:
+    """What is quantised meanwhile leaves no trace in `scales`: an evaluation must not change the training around it."""
+    before = [(scale, scale.scale, scale.amax) for scale in scales]
+    try:
+        yield
+    finally:
+        for scale, value, amax in before:
+            scale.scale, scale.amax = value, amax

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from musa_titan.fp8 import steps
 from musa_titan.fp8.backend import Backend
-from musa_titan.fp8.delayed import roll_all
+from musa_titan.fp8.delayed import roll_all, unrecorded
 from musa_titan.fp8.layer import Fp8Layer
 from musa_titan.fp8.linear import Parallel, fp8_linear
 from musa_titan.fp8.quantized import BLOCK
@@ -41,7 +41,7 @@ class State:
     tally: Tally = field(default_factory=Tally)
     """Counts of the step under way."""
     last_step: Tally = field(default_factory=Tally)
-    """Counts of the last finished training step."""
+    """Counts of the last finished training step, and of an evaluation in front of it."""
     layers: list[Fp8Layer] = field(default_factory=list)
     tp_only_amax: bool = False
     backend: Backend | None = None
@@ -208,8 +208,12 @@ def announce_steps(current: Callable[..., Any], context: Context) -> Callable[..
         schedule = current(*args, **kwargs)
 
         def forward_backward(*a: Any, **k: Any) -> Any:
-            roll_all((scale for layer in state.layers for scale in layer.delayed.values()), _amax_group())
+            scales = [scale for layer in state.layers for scale in layer.delayed.values()]
             steps.new_step()
+            if k.get("forward_only"):
+                with unrecorded(scales):
+                    return schedule(*a, **k)
+            roll_all(scales, _amax_group())
             return schedule(*a, **k)
 
         return forward_backward

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from typing import Any
 
 import torch
@@ -57,11 +58,12 @@ def save_gradients(recorder: Recorder) -> None:
 
 
 def check_outputs(recorder: Recorder) -> None:
-    """Compare every linear layer's output with the oracle on the layer's own input: bitwise, or the rank fails."""
+    """Compare every linear layer's output with the oracle on its own input and present weight: bitwise, or the rank
+    fails. Block recipes."""
     from musa_titan.pretrain import fp8_binding
 
     product = fp8_binding.fp8_linear
-    recorder.extra["checked"] = 0
+    recorder.extra["outputs_checked"] = 0
 
     def fp8_linear(x: Any, weight: Any, bias: Any, layer: Any, parallel: Any, **options: Any) -> Any:
         y = product(x, weight, bias, layer, parallel, **options)
@@ -70,16 +72,68 @@ def check_outputs(recorder: Recorder) -> None:
             parts = [torch.empty_like(whole) for _ in range(dist.get_world_size(parallel.group))]
             dist.all_gather(parts, whole.contiguous(), group=parallel.group)
             whole = torch.cat(parts)
-        rows = dequantize(quantize(whole.flatten(0, -2), "row", E4M3, "pow2"), torch.bfloat16)
-        tiles = dequantize(quantize(weight.detach(), "tile", E4M3, "pow2"), torch.bfloat16)
-        expected = rows @ tiles.t()
+        mode = layer.recipe.scale_mode
+        exact = torch.bfloat16 if mode == "pow2" else torch.float32
+        rows = dequantize(quantize(whole.flatten(0, -2), "row", E4M3, mode), exact)
+        tiles = dequantize(quantize(weight.detach(), "tile", E4M3, mode), exact)
+        expected = (rows @ tiles.t()).to(x.dtype)
         if bias is not None:
             expected = expected + bias
         assert torch.equal(y.detach().flatten(0, -2), expected), layer.name
-        recorder.extra["checked"] += 1
+        recorder.extra["outputs_checked"] += 1
         return y
 
     fp8_binding.fp8_linear = fp8_linear
+
+
+def check_products(recorder: Recorder) -> None:
+    """Compare every quantisation and every product with the oracle: bitwise, or the rank fails. Block recipes."""
+    from musa_titan.fp8.backend import EmulatedBackend
+    from musa_titan.fp8.layer import Fp8Layer
+    from musa_titan.fp8.native import quantize as native_quantize
+
+    oracle, product = EmulatedBackend(), Fp8Layer.product
+    recorder.extra.update(products_checked=0, codes_checked=0)
+
+    def checked_quantize(self: Any, x: torch.Tensor, *how: Any) -> Any:
+        found, expected = native_quantize(x, *how), quantize(x, *how)
+        assert torch.equal(found.codes, expected.codes)
+        assert torch.equal(found.scale_inv, expected.scale_inv)
+        recorder.extra["codes_checked"] += 1
+        return found
+
+    def checked_product(self: Any, form: Any, a: Any, b: Any, dtype: torch.dtype) -> torch.Tensor:
+        found = product(self, form, a, b, dtype)
+        assert torch.equal(found, oracle.gemm(form, a, b, dtype)), f"{self.name} {form}"
+        recorder.extra["products_checked"] += 1
+        return found
+
+    from musa_titan.fp8.backend import NativeBackend
+
+    NativeBackend.quantize, Fp8Layer.product = checked_quantize, checked_product  # type: ignore[method-assign]
+
+
+def count_weights(recorder: Recorder) -> None:
+    """``extra["weights"]``: for each step, and the evaluation before it, {layer: times its weight was quantised}."""
+    from megatron.training import training
+
+    from musa_titan.fp8.layer import Fp8Layer
+
+    rows, log = Fp8Layer.rows, training.training_log
+    counts: Counter[str] = Counter()
+    recorder.extra["weights"] = []
+
+    def counting_rows(self: Any, operand: Any, x: torch.Tensor, group: Any = None) -> Any:
+        counts[self.name] += operand == "weight"
+        return rows(self, operand, x, group)
+
+    def training_log(*args: Any, **kwargs: Any) -> Any:
+        recorder.extra["weights"].append(dict(counts))
+        counts.clear()
+        return log(*args, **kwargs)
+
+    Fp8Layer.rows = counting_rows  # type: ignore[method-assign]
+    training.training_log = training_log
 
 
 def record_patches(recorder: Recorder) -> None:

@@ -22,6 +22,7 @@ ONE_MOE = ["--moe-layer-freq", "([0]+[1])"]
 
 H = "test.integration.fp8_hooks:"
 HOOKS = [H + "record_products"]
+CHECKS = [H + "check_outputs", H + "check_products"]
 
 LAYOUTS = {
     "dense": (DENSE, 1),
@@ -66,10 +67,18 @@ def test_loss_and_gradients_at_fixed_weights_are_within_the_published_bound(
 ) -> None:
     args, world_size = LAYOUTS[layout]
     bf16 = first_step(megatron, tmp_path / "bf16", args, world_size)
-    fp8 = first_step(megatron, tmp_path / "fp8", args + FP8, world_size, H + "check_outputs", *HOOKS)
+    fp8 = first_step(megatron, tmp_path / "fp8", args + FP8, world_size, *CHECKS, *HOOKS)
     assert_close_but_not_bf16(bf16, fp8, tmp_path, world_size)
-    assert all(rank.extra["checked"] > 0 for rank in fp8.ranks)
+    assert_every_product_was_checked(fp8)
     assert_every_layer_multiplied(fp8)
+
+
+def assert_every_product_was_checked(job: JobResult) -> None:
+    """`CHECKS` fail the rank at the first bit that differs from the oracle; here: they looked at all products."""
+    for rank in job.ranks:
+        assert rank.extra["outputs_checked"] > 0
+        assert rank.extra["products_checked"] == sum(sum(step.values()) for step in rank.extra["products"])
+        assert rank.extra["codes_checked"] > rank.extra["outputs_checked"]
 
 
 def assert_every_layer_multiplied(job: JobResult) -> None:
@@ -96,8 +105,9 @@ def test_other_recipes_are_within_the_bound_too(megatron: Runner, tmp_path: Path
 
 def test_fp32_scales_are_within_the_bound_too(megatron: Runner, tmp_path: Path) -> None:
     bf16 = first_step(megatron, tmp_path / "bf16", DEEPSEEK, 1)
-    fp8 = first_step(megatron, tmp_path / "fp8", [*DEEPSEEK, *FP8, "--musa-fp8-scale", "mt"], 1, *HOOKS)
+    fp8 = first_step(megatron, tmp_path / "fp8", [*DEEPSEEK, *FP8, "--musa-fp8-scale", "mt"], 1, *CHECKS, *HOOKS)
     assert_close_but_not_bf16(bf16, fp8, tmp_path, 1)
+    assert_every_product_was_checked(fp8)
     assert_every_layer_multiplied(fp8)
 
 
@@ -137,11 +147,26 @@ def test_weights_gathered_during_the_forward_pass_are_quantised_after_they_arriv
 def test_recomputation_computes_each_forward_product_twice_and_weights_once(
     megatron: Runner, tmp_path: Path, plain: JobResult
 ) -> None:
-    job = megatron.run(DEEPSEEK + BF16 + FP8 + RECOMPUTE, tmp_path, hooks=HOOKS)
+    job = megatron.run(DEEPSEEK + BF16 + FP8 + RECOMPUTE, tmp_path, hooks=[*HOOKS, H + "count_weights"])
+    assert all(set(step.values()) == {1} for step in job.ranks[0].extra["weights"])
     name = "layer 2: self_attention.linear_proj"
     once, twice = plain.ranks[0].extra["products"][1], job.ranks[0].extra["products"][1]
     assert twice[f"{name}|fprop"] == 2 * once[f"{name}|fprop"]
     assert twice[f"{name}|wgrad"] == once[f"{name}|wgrad"]
+
+
+@pytest.mark.parametrize("recipe", [FP8, DELAYED], ids=["block", "delayed"])
+def test_an_evaluation_computes_with_the_present_weights_and_leaves_training_as_it_is(
+    megatron: Runner, tmp_path: Path, recipe: list[str]
+) -> None:
+    args, hooks = DENSE + BF16 + recipe, [H + "check_outputs"] if recipe is FP8 else []
+    job = megatron.run([*args, "--eval-iters", "2", "--eval-interval", "1"], tmp_path / "evaluated", hooks=hooks)
+    without = megatron.run(args, tmp_path / "trained", hooks=hooks)
+    assert job.ranks[0].log.count("validation loss at iteration") >= 3
+    if hooks:
+        assert job.ranks[0].extra["outputs_checked"] > 2 * without.ranks[0].extra["outputs_checked"]
+    assert job.fingerprint == without.fingerprint
+    assert job.parameters == without.parameters
 
 
 ALIGNED = """--hidden-size 256 --ffn-hidden-size 256 --num-layers 2 --global-batch-size 2 --use-cpu-initialization
