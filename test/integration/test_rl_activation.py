@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+import sysconfig
 import venv
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+PYTHON = ROOT / ".venv-rl" / "bin" / "python"
 SWITCH = "MILES_MUSA_PATCH_AT_STARTUP"
 ARMED = "import sys; b = sys.modules.get('musa_titan.patching.boot'); print('armed', bool(b and b.watcher))"
 
@@ -172,6 +175,35 @@ def test_the_shipped_pth_is_one_import_line() -> None:
     assert text.startswith("import ")
     assert len(text.splitlines()) == 1
     assert len((ROOT / "sitecustomize.py").read_text().splitlines()) <= 25
+
+
+def test_an_editable_installation_has_the_pth() -> None:
+    """That of ``bash test/run.sh``, as pip made it."""
+    assert PYTHON.is_file(), f"{PYTHON} is missing: run `bash test/run.sh`, which installs miles there"
+    found = next(PYTHON.parents[1].glob("lib/python*/site-packages/musa_titan.pth"))
+    assert found.read_text() == (ROOT / "musa_titan/patching/musa_titan.pth").read_text()
+    assert armed(ask(PYTHON, **{SWITCH: "1"}))
+    assert not armed(ask(PYTHON))
+
+
+def test_a_call_after_the_framework_was_imported_says_that_it_came_late(tmp_path: Path) -> None:
+    """The one way to patch a process that neither reaches: what was bound before is not silently unpatched."""
+    for package in ("miles", "miles/utils"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+    (tmp_path / "miles/utils/distributed_utils.py").write_text("def init_process_group(backend=None): return backend\n")
+    path = [str(ROOT), str(tmp_path), sysconfig.get_path("purelib")]
+    program = (
+        f"import sys; sys.path[:0] = {path}; import miles.utils.distributed_utils; import musa_titan;"
+        "musa_titan.apply_rl_patch();"
+        "print({r.id: r.status for r in musa_titan.report().records}['miles.update_backend'])"
+    )
+    backend = {"ACCELERATOR_BACKEND": "cpu"}
+    python = Path(sys.executable)
+    assert ask(python, "-S", program=program, **backend).stdout.split() == ["late"]
+    refused = ask(python, "-S", program=program, MUSA_TITAN_STRICT="1", **backend)
+    assert refused.returncode != 0
+    assert "Move the call above the first import of the framework" in refused.stderr
 
 
 def test_off_costs_no_module_beyond_sitecustomize(bare: Path) -> None:

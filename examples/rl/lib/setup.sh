@@ -11,13 +11,14 @@ RL_ALONE=$ROOT/examples/rl/lib/requirements-miles-alone.txt
 # setup_rl_environment: $VENV_RL has torch, miles and this project; a second if it already had.
 setup_rl_environment() {
   local VENV=$VENV_RL stamp=$VENV_RL/.setup-rl key started=$SECONDS
+  local -a installed=("$ROOT/pyproject.toml" "$ROOT/musa_titan/patching/musa_titan.pth") # copied, also if editable
   local -a pip=("$VENV_RL/bin/python" -m pip --disable-pip-version-check install --quiet --quiet) torch_from=()
   require_yes_or_no SETUP
   if [[ $SETUP == no ]]; then
     [[ -x $VENV_RL/bin/python ]] || fail "SETUP=no, but there is no $VENV_RL/bin/python. Set VENV_RL to an environment."
     return
   fi
-  key=$({ printf '%s\n' "$TORCH_VERSION" "$ROOT"; cat "$RL_REQUIREMENTS" "$RL_ALONE" "$ROOT/pyproject.toml"; } | sha256sum)
+  key=$({ printf '%s\n' "$TORCH_VERSION" "$ROOT"; cat "$RL_REQUIREMENTS" "$RL_ALONE" "${installed[@]}"; } | sha256sum)
   if [[ -f $stamp && $(<"$stamp") == "$key" ]]; then
     say "environment: $VENV_RL is up to date"
     return
