@@ -189,7 +189,7 @@ class NativeBuffer:
     def _accepted(self, method: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """`arguments` without those that the native method lacks; these may only say "nothing special"."""
         known = self.surface.parameters[method]
-        refused = [name for name, value in arguments.items() if name not in known and value not in (None, 0, False, 1)]
+        refused = [name for name, value in arguments.items() if name not in known and not _says_nothing(value)]
         if refused:
             raise DispatchError(
                 f"native dispatch: {self.surface.name} here does not take {', '.join(refused)} in {method}. Use a "
@@ -253,6 +253,11 @@ class NativeBuffer:
         if rest[-1] is not None:
             rest[-1].current_stream_wait()
         return values[:, :hidden].contiguous()
+
+
+def _says_nothing(value: Any) -> bool:
+    """Whether an argument is what leaving it out means: no tensor, no padding, an alignment of 1."""
+    return value is None or (isinstance(value, int) and value in (0, 1))
 
 
 def _parameters(function: Any) -> frozenset[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from musa_titan.accelerator.select import select_accelerator
 from musa_titan.dispatch import buffer as ours
 from musa_titan.dispatch.events import EventHandle, EventOverlap
 from musa_titan.dispatch.options import get_options, set_options
@@ -167,8 +168,9 @@ class MtAce(V1):
         assert train_mode
         assert min(token_num, hidden_size, num_topk) > 0
         super().__init__(group, num_nvl_bytes)
-        self.room = torch.empty(token_num * num_topk, hidden_size, dtype=torch.bfloat16)
-        self.weights = torch.empty(token_num * num_topk, num_topk)
+        device = select_accelerator().device_type
+        self.room = torch.empty(token_num * num_topk, hidden_size, dtype=torch.bfloat16, device=device)
+        self.weights = torch.empty(token_num * num_topk, num_topk, device=device)
         self.token_num, self.num_topk = token_num, num_topk
 
     def get_ace_combine_buffer(self, num_out_tokens: int, hidden: int, num_topk: int, with_topk: bool) -> Any:

@@ -129,6 +129,7 @@ def refusals(rank: int, ranks: int) -> dict[str, str]:
     options()
     public = build_modules("native")["deep_ep"].Buffer(dist.group.WORLD, 1 << 20, 0)
     attempt("worst", lambda: dispatch(public, case, rank, case.x[rank], num_worst_tokens=64))
+    attempt("bias", lambda: public.combine(case.x[rank], None, bias=case.x[rank]))
     return found
 
 
@@ -137,7 +138,8 @@ def test_what_a_wheel_cannot_do_is_refused_with_the_option_to_change() -> None:
         assert "--musa-dispatch-tokens 20" in found["tokens"] or "--musa-dispatch-tokens 31" in found["tokens"]
         assert "--musa-dispatch-tokens 11" in found["rows"]
         assert "moves bf16 only" in found["fp8"]
-        assert "num_worst_tokens" in found["worst"]
+        assert "does not take num_worst_tokens in dispatch" in found["worst"]
+        assert "does not take bias in combine" in found["bias"]
 
 
 def test_an_unknown_api_is_named_with_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -77,6 +78,48 @@ def commuting(backend: str, rank: int, ranks: int) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_quantise_then_dispatch_equals_dispatch_then_quantise(backend: str) -> None:
     run_ranks(partial(commuting, backend), 2)
+
+
+def kinds_on_the_wire(rank: int, ranks: int) -> list[dict[str, tuple[int, int]]]:
+    """Message kind -> (rows, bytes) that the process group was given: in bf16, and in FP8."""
+    given: list[tuple[int, int]] = []
+    send = dist.all_to_all_single
+
+    def recording(output: torch.Tensor, rows: torch.Tensor, *splits: Any, **more: Any) -> Any:
+        given.append((rows.shape[0], rows.nbytes))
+        return send(output, rows, *splits, **more)
+
+    dist.all_to_all_single = recording
+    case = make_case("k", ranks, tokens=[40, 25], hidden=256, topk=2, experts=8, dtype=torch.bfloat16, seed=7)
+    x, grad = normal(case.x[rank].shape[0], 256, rank), normal(len(case.received(rank)), 256, 9)
+    found, sums = [], []
+    with buffer("collective") as made:
+        for fp8 in (False, True):
+            set_options(Options(backend="collective", fp8_dispatch=fp8, fp8_combine_grad=fp8))
+            kinds: dict[str, tuple[int, int]] = {}
+
+            def run(kind: str, call: Any, kinds: dict[str, tuple[int, int]] = kinds) -> Any:
+                given.clear()
+                result = call()
+                kinds[kind] = given[0]  # the tokens; what receivers must know about them follows
+                return result
+
+            _, _, weights, _, handle, _ = run("dispatch", lambda: dispatch(made, case, rank))
+            sums.append(run("combine", lambda handle=handle: made.combine(grad, handle))[0])
+            run("combine_grad", lambda handle=handle: made.dispatch(x, handle=handle))
+            sums.append(run("dispatch_grad", lambda h=handle, w=weights: made.combine(grad, h, topk_weights=w))[0])
+            found.append(kinds)
+    assert torch.equal(sums[0], sums[2])
+    assert torch.equal(sums[1], sums[3])
+    return found
+
+
+def test_the_process_group_is_given_half_the_bytes_of_two_kinds_and_the_same_of_the_others() -> None:
+    for bf16, fp8 in run_ranks(kinds_on_the_wire, 2):
+        for kind, (rows, nbytes) in bf16.items():
+            assert nbytes == rows * 512 > 0
+            assert fp8[kind] == (rows, rows * 264 if kind in ("dispatch", "combine_grad") else nbytes)
+        assert 264 <= 0.52 * 512
 
 
 def all_to_alls(rank: int, ranks: int) -> None:
