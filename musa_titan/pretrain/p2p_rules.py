@@ -8,6 +8,8 @@ from typing import Any
 
 from musa_titan.patching.spec import MusaTitanError
 
+FP32_BYTES = 4
+
 
 def validate(settings: Any, args: Any) -> None:
     """Refuse what cannot work.
@@ -43,11 +45,13 @@ def activation_bytes_of(args: Any) -> int:
     """Bytes of one activation between two stages, from Megatron's arguments."""
     from musa_titan.p2p.config import activation_bytes
 
+    # Megatron's configuration then makes pipeline_dtype fp32, whatever the parameters are.
+    wide = getattr(args, "fp32_residual_connection", False)
     return activation_bytes(
         seq_length=args.decoder_seq_length or args.seq_length,
         micro_batch_size=args.micro_batch_size,
         hidden_size=args.hidden_size,
-        element_size=args.params_dtype.itemsize,
+        element_size=FP32_BYTES if wide else args.params_dtype.itemsize,
         context_parallel_size=args.context_parallel_size,
         tensor_parallel_size=args.tensor_model_parallel_size,
         sequence_parallel=args.sequence_parallel,

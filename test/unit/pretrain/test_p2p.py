@@ -39,6 +39,7 @@ def settings(**variables: str) -> Any:
         ({"context_parallel_size": 2, "tensor_model_parallel_size": 2, "sequence_parallel": True}, 58_720_256 // 4),
         ({"decoder_seq_length": 1024}, 58_720_256 // 4),
         ({"params_dtype": torch.float32, "micro_batch_size": 2}, 58_720_256 * 4),
+        ({"fp32_residual_connection": True}, 58_720_256 * 2),
     ],
 )
 def test_the_slot_is_computed_from_megatrons_arguments(changes: dict[str, Any], expected: int) -> None:
