@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-def option(default: Any, help: str, *, choices: tuple[Any, ...] | None = None) -> Any:
-    """A dataclass field that is also a flag and an environment variable."""
-    return field(default=default, metadata={"help": help, "choices": choices})
+def option(default: Any, help: str, *, choices: tuple[Any, ...] | None = None, per_node: bool = False) -> Any:
+    """A dataclass field that is also a flag and an environment variable.
+
+    `per_node`: nodes may differ in it; all other options must be equal on all ranks.
+    """
+    return field(default=default, metadata={"help": help, "choices": choices, "per_node": per_node})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +29,11 @@ class RuntimeOptions:
         "At distributed initialisation compare patches, settings and package content; stop if a rank differs.",
     )
     report_dir: str | None = option(
-        None, "Write what was done to each patch into this directory, one JSON file a process."
+        None, "Write what was done to each patch into this directory, one JSON file a process.", per_node=True
     )
-    traceback: bool = option(False, "Show the Python traceback of an error that is otherwise reported in one line.")
+    traceback: bool = option(
+        False, "Show the Python traceback of an error that is otherwise reported in one line.", per_node=True
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +63,16 @@ class P2POptions:
     slot_bytes: int | None = option(None, "Bytes of a slot; not given: those of one activation.")
     slots: int = option(2, "Slots of a channel, one channel for each neighbour and direction.")
     strict_slot: bool = option(False, "Refuse a tensor larger than a slot instead of sending it in chunks.")
-    timeout: float = option(600.0, "Seconds without progress of a pending transfer after which the run ends.")
-    devices: str | None = option(None, "RDMA devices to use, separated by commas; not given: all.")
+    timeout: float | None = option(
+        None,
+        "Seconds without progress of a pending transfer, or without a stage at the start, after which the run ends; "
+        "not given: those of --distributed-timeout-minutes, 600 without Megatron's arguments.",
+    )
+    devices: str | None = option(None, "RDMA devices to use, separated by commas; not given: all.", per_node=True)
     host: str | None = option(
-        None, "Network interface (name or address) of the engine; not given: the one that reaches MASTER_ADDR."
+        None,
+        "Network interface (name or address) of the engine; not given: the one that reaches MASTER_ADDR.",
+        per_node=True,
     )
     fallback: str = option(
         "error",
@@ -106,13 +117,17 @@ class OffloadOptions:
         None, "Move only what these modules save: names or shell patterns, separated by commas; not given: all."
     )
     host_gb: float | None = option(
-        None, "Host memory of a node, GB, for the activations of all its devices; not given: half of what is free."
+        None,
+        "Host memory of a node, GB, for the activations of all its devices; not given: half of what is free.",
+        per_node=True,
     )
     bandwidth_gbs: float | None = option(
         None, "GB/s of one device in each direction while all copy; not given: measured in the first iteration."
     )
     report_dir: str | None = option(
-        None, "Write each plan with its prediction, before the step, into this directory; not given: --musa-report-dir."
+        None,
+        "Write each plan with its prediction, before the step, into this directory; not given: --musa-report-dir.",
+        per_node=True,
     )
     short_pipeline: bool = option(False, "Allow fewer than 3 pipeline stages, for research.")
 
@@ -192,4 +207,4 @@ class ExpertLoadOptions:
     """How evenly tokens fall on experts, in every step."""
 
     enabled: bool = option(False, "Log tokens of each expert, the busiest over the mean, and dropped choices.")
-    dir: str | None = option(None, "Also write them here, one JSON line a step and pipeline stage.")
+    dir: str | None = option(None, "Also write them here, one JSON line a step and pipeline stage.", per_node=True)

@@ -8,13 +8,18 @@ from musa_titan.p2p.errors import P2PError
 
 TRANSPORTS = ("auto", "rdma", "tcp", "musa")
 FALLBACKS = ("error", "default")
+DEFAULT_TIMEOUT = 600.0
 DEFAULT_SLOT_BYTES = 16 * 1024 * 1024
 """For programs that tell neither a slot size nor the shape of an activation; larger messages travel in chunks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class P2PConfig:
-    """Settings of one rank. All ranks of a pipeline must agree on everything but `devices` and `host`."""
+    """Settings of one rank.
+
+    All ranks of a pipeline must give the same `slot_bytes`, `slots`, `strict_slot` and `fallback`, and find the same
+    transport; that is compared when they meet. The timeouts, `devices` and `host` may differ.
+    """
 
     slot_bytes: int = DEFAULT_SLOT_BYTES
     slots: int = 2
@@ -22,9 +27,10 @@ class P2PConfig:
     strict_slot: bool = False
     """Refuse a payload larger than a slot instead of sending it in chunks."""
     transport: str = "auto"
-    timeout: float = 600.0
-    """Seconds without any progress of a pending transfer after which the session fails."""
-    start_timeout: float = 600.0
+    timeout: float = DEFAULT_TIMEOUT
+    """Seconds without any progress of a pending transfer after which the session fails. A peer that computes or
+    compiles for longer than that is taken for stalled."""
+    start_timeout: float = DEFAULT_TIMEOUT
     """Seconds that ranks wait for each other when the session is opened."""
     devices: str = ""
     """RDMA devices to use, separated by commas; empty: all."""
@@ -41,6 +47,8 @@ class P2PConfig:
             )
         if not self.timeout > 0:
             raise P2PError(f"mooncake p2p: a timeout of {self.timeout} s is none. Set --musa-p2p-timeout above 0")
+        if not self.start_timeout > 0:
+            raise P2PError(f"mooncake p2p: a start timeout of {self.start_timeout} s is none. Set it above 0")
         if self.transport not in TRANSPORTS:
             raise P2PError(f"mooncake p2p: transport {self.transport!r} is not one of {', '.join(TRANSPORTS)}")
         if self.fallback not in FALLBACKS:

@@ -82,7 +82,7 @@ class ReceiveRing:
             raise PeerStalledError(
                 f"mooncake p2p: rank {self.channel.target} ← {self.peer}, channel {self.channel}, sequence "
                 f"{self._sequence}: nothing arrived for {timeout:g} s. {self.state()}. The peer lives but does not "
-                "send; find what it waits for (py-spy dump), or raise --musa-p2p-timeout"
+                "send; find what it waits for (py-spy dump), or, if it is only slow, raise --musa-p2p-timeout"
             )
 
     def state(self) -> str:

@@ -99,7 +99,7 @@ class SendRing:
             raise PeerStalledError(
                 f"mooncake p2p: rank {self.channel.source} → {self.peer}, channel {self.channel}, sequence "
                 f"{self._staged + 1}: no progress for {timeout:g} s. {self.state()}. The peer lives but posts no "
-                "receive; find what it waits for (py-spy dump), or raise --musa-p2p-timeout"
+                "receive; find what it waits for (py-spy dump), or, if it is only slow, raise --musa-p2p-timeout"
             )
 
     def state(self) -> str:

@@ -31,7 +31,7 @@ def validate(settings: Any, args: Any) -> None:
     P2PConfig(
         slot_bytes=needed if options.slot_bytes is None else options.slot_bytes,
         slots=options.slots,
-        timeout=options.timeout,
+        timeout=timeout_of(options, args),
     )
     if options.strict_slot and options.slot_bytes is not None and options.slot_bytes < needed:
         raise MusaTitanError(
@@ -39,6 +39,20 @@ def validate(settings: Any, args: Any) -> None:
             f"needs {needed:,} B, but a slot holds {options.slot_bytes:,} B. Set --musa-p2p-slot-bytes {needed} "
             "(or drop --musa-p2p-strict-slot to send in chunks)"
         )
+
+
+def timeout_of(options: Any, args: Any) -> float:
+    """Seconds that stages wait for each other: the user's, or those that Megatron gives its process groups.
+
+    Args:
+        args: Megatron's arguments, or None in programs on megatron.core alone.
+    """
+    from musa_titan.p2p.config import DEFAULT_TIMEOUT
+
+    if options.timeout is not None:
+        return float(options.timeout)
+    minutes = getattr(args, "distributed_timeout_minutes", None)
+    return DEFAULT_TIMEOUT if minutes is None else 60.0 * minutes
 
 
 def activation_bytes_of(args: Any) -> int:

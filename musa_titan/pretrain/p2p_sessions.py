@@ -15,7 +15,7 @@ from musa_titan.p2p.connect import Memory, open_session
 from musa_titan.p2p.errors import P2PError
 from musa_titan.p2p.session import Session
 from musa_titan.patching.spec import Context
-from musa_titan.pretrain.p2p_rules import activation_bytes_of
+from musa_titan.pretrain.p2p_rules import activation_bytes_of, timeout_of
 
 
 @dataclass(frozen=True)
@@ -61,25 +61,24 @@ def open_sessions() -> list[Session]:
 
 
 def config_from(context: Context) -> P2PConfig:
-    """The user's options; the slot is as large as an activation unless told otherwise."""
+    """The user's options; what they leave open is taken from Megatron's arguments, where the program has them.
+
+    Programs on megatron.core alone have none: their slots are of `DEFAULT_SLOT_BYTES`, larger tensors go in chunks.
+    """
     options = context.settings["p2p"]
+    args = getattr(sys.modules.get("megatron.training.global_vars"), "_GLOBAL_ARGS", None)
+    timeout = timeout_of(options, args)
     return P2PConfig(
-        slot_bytes=options.slot_bytes or _needed_bytes(),
+        slot_bytes=options.slot_bytes or (DEFAULT_SLOT_BYTES if args is None else activation_bytes_of(args)),
         slots=options.slots,
         strict_slot=options.strict_slot,
         transport=options.transport,
-        timeout=options.timeout,
+        timeout=timeout,
+        start_timeout=timeout,
         devices=options.devices or "",
         host=options.host or "",
         fallback=options.fallback,
     )
-
-
-def _needed_bytes() -> int:
-    """From Megatron's arguments, where the program has them; programs on megatron.core alone send in chunks."""
-    variables = sys.modules.get("megatron.training.global_vars")
-    args = getattr(variables, "_GLOBAL_ARGS", None)
-    return DEFAULT_SLOT_BYTES if args is None else activation_bytes_of(args)
 
 
 def _memory(context: Context) -> Memory:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from musa_titan.patching.spec import MusaTitanError
-from musa_titan.pretrain import p2p_binding, p2p_rules
+from musa_titan.pretrain import p2p_binding, p2p_rules, p2p_sessions
 from musa_titan.settings import settings_from_environment
 
 BASE = {
@@ -68,6 +68,24 @@ def test_right_use_is_accepted() -> None:
     p2p_rules.validate(settings(), arguments())
     p2p_rules.validate(settings(SLOT_BYTES="1000"), arguments())
     p2p_rules.validate(settings(SLOT_BYTES="58720256", STRICT_SLOT="1"), arguments())
+
+
+@pytest.mark.parametrize(
+    ("variables", "changes", "seconds"),
+    [
+        ({}, {"distributed_timeout_minutes": 60}, 3600.0),
+        ({"TIMEOUT": "5"}, {"distributed_timeout_minutes": 60}, 5.0),
+        ({}, None, 600.0),
+    ],
+    ids=["of the process groups", "given", "without Megatron's arguments"],
+)
+def test_stages_wait_as_long_as_process_groups_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], changes: dict[str, Any] | None, seconds: float
+) -> None:
+    known = SimpleNamespace(_GLOBAL_ARGS=None if changes is None else arguments(**changes))
+    monkeypatch.setitem(sys.modules, "megatron.training.global_vars", known)  # type: ignore[arg-type]
+    config = p2p_sessions.config_from(SimpleNamespace(settings=settings(**variables)))  # type: ignore[arg-type]
+    assert (config.timeout, config.start_timeout) == (seconds, seconds)
 
 
 def test_off_by_default_and_by_name() -> None:
