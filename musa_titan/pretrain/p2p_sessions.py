@@ -1,10 +1,12 @@
-"""Which pipeline has which session in this process. Communicators come and go with every step; sessions stay."""
+"""Which pipeline has which session in this process. Communicators come and go with every step; sessions stay.
+
+A session belongs to a process group, not to its ranks: two groups over the same ranks do not mix their messages.
+"""
 
 from __future__ import annotations
 
 import atexit
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,15 +19,8 @@ from musa_titan.p2p.session import Session
 from musa_titan.patching.spec import Context
 from musa_titan.pretrain.p2p_rules import activation_bytes_of, timeout_of
 
-
-@dataclass(frozen=True)
-class _Entry:
-    group: Any
-    session: Session | None
-    """None: all stages decided together for the collective library."""
-
-
-_entries: dict[tuple[int, ...], _Entry] = {}
+_sessions: dict[Any, Session | None] = {}
+"""By process group. None: all stages decided together for the collective library."""
 
 
 def session_of(group: Any, context: Context) -> Session | None:
@@ -34,30 +29,39 @@ def session_of(group: Any, context: Context) -> Session | None:
     Raises:
         P2PError: it could not be opened, on any stage.
     """
-    members = tuple(dist.get_process_group_ranks(group))
-    entry = _entries.get(members)
-    if entry is None or entry.group is not group:
+    if group not in _sessions:
+        _close_forgotten()
+        members = tuple(dist.get_process_group_ranks(group))
         store = dist.distributed_c10d._get_default_store()
         session = open_session(members, dist.get_rank(), store, config_from(context), _memory(context))
-        entry = _entries[members] = _Entry(group, session)
+        _sessions[group] = session
         if session is not None and context.settings.enabled("p2p") and dist.get_rank() == members[0]:
             print(f"musa_titan: pipeline {list(members)} uses {session.describe()}", flush=True)
-    return entry.session
+    return _sessions[group]
 
 
 def close_sessions(group: Any = None) -> None:
     """End the session of `group`; without one, or for the world, of every pipeline."""
     everything = group is None or group is dist.group.WORLD
-    for members, entry in tuple(_entries.items()):
-        if everything or entry.group is group:
-            del _entries[members]
-            if entry.session is not None:
-                entry.session.close()
+    for known in tuple(_sessions):
+        if everything or known is group:
+            session = _sessions.pop(known)
+            if session is not None:
+                session.close()
+
+
+def _close_forgotten() -> None:
+    """End the sessions of groups that were taken apart by other means than ``destroy_process_group``."""
+    for group in tuple(_sessions):
+        try:
+            dist.get_process_group_ranks(group)
+        except KeyError:
+            close_sessions(group)
 
 
 def open_sessions() -> list[Session]:
     """Sessions that are in use, for reports and tests."""
-    return [entry.session for entry in _entries.values() if entry.session is not None]
+    return [session for session in _sessions.values() if session is not None]
 
 
 def config_from(context: Context) -> P2PConfig:

@@ -194,7 +194,7 @@ def test_a_peer_that_leaves_in_order_while_it_is_waited_for_is_reported() -> Non
 def ends_with_an_exception(rank: int, count: int, store: Any) -> None:
     session = session_for(rank, count, store)
     if rank == 1:
-        p2p_sessions._entries[(0, 1)] = p2p_sessions._Entry(None, session)
+        p2p_sessions._sessions["pipeline"] = session
         sys.last_value = ArithmeticError("on purpose")
         p2p_sessions.end_at_exit()
         return
