@@ -9,7 +9,6 @@ what tells this run's memory from that of a process left over from an earlier on
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -26,7 +25,7 @@ class Store(Protocol):
     """The part of ``torch.distributed.Store`` that is needed."""
 
     def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes: ...
+    def multi_get(self, keys: list[str]) -> list[bytes]: ...
     def wait(self, keys: list[str], timeout: timedelta) -> None: ...
     def check(self, keys: list[str]) -> bool: ...
 
@@ -89,18 +88,17 @@ class Board:
         Raises:
             HandshakeError: some did not within the timeout; they are named.
         """
-        deadline = time.monotonic() + self._timeout
-        for rank in self._members:
-            left = max(deadline - time.monotonic(), 0.001)
-            try:
-                self._store.wait([self._key(kind, rank)], timedelta(seconds=left))
-            except RuntimeError as error:
-                raise HandshakeError(
-                    f"mooncake p2p: ranks {self._missing(kind)} did not come to the handshake of pipeline "
-                    f"{self._members} within {self._timeout:g} s. Look at their logs: what do they do before the first "
-                    "step that these ranks do not?"
-                ) from error
-        return {rank: self._store.get(self._key(kind, rank)) for rank in self._members}
+        keys = [self._key(kind, rank) for rank in self._members]
+        try:
+            self._store.wait(keys, timedelta(seconds=self._timeout))
+        except RuntimeError as error:
+            missing = [rank for rank, key in zip(self._members, keys, strict=True) if not self._store.check([key])]
+            raise HandshakeError(
+                f"mooncake p2p: ranks {missing} did not come to the handshake of pipeline {self._members} within "
+                f"{self._timeout:g} s. Look at their logs: what do they do before the first step that these ranks do "
+                "not? If they are only slow, raise --distributed-timeout-minutes or --musa-p2p-timeout"
+            ) from error
+        return dict(zip(self._members, self._store.multi_get(keys), strict=True))
 
     def raise_alarm(self) -> None:
         """Tell ranks that still wait for a call that there will be no session."""
@@ -108,9 +106,6 @@ class Board:
 
     def alarmed(self) -> bool:
         return self._store.check([f"{self._prefix}/alarm"])
-
-    def _missing(self, kind: str) -> list[int]:
-        return [rank for rank in self._members if not self._store.check([self._key(kind, rank)])]
 
     def _key(self, kind: str, rank: int) -> str:
         return f"{self._prefix}/{kind}/{rank}"

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from datetime import timedelta
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from musa_titan.p2p import connect
 from musa_titan.p2p.config import P2PConfig
 from musa_titan.p2p.connect import open_session
 from musa_titan.p2p.engine import load_library
-from musa_titan.p2p.handshake import Record, agreed_settings, problem_of
+from musa_titan.p2p.handshake import Board, Record, agreed_settings, problem_of
 from musa_titan.p2p.layout import Direction
 from test.unit.p2p.workers import leave, run_ranks, values
 
@@ -94,6 +95,29 @@ def test_a_rank_that_does_not_come_is_named() -> None:
         assert outcome.seconds < 10
 
 
+class CountingStore:
+    """Counts the calls by their names."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.calls: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls[name] += 1
+        return getattr(self._store, name)
+
+
+@pytest.mark.parametrize("count", [2, 31])
+def test_a_round_asks_the_store_twice_however_many_ranks_there_are(count: int) -> None:
+    store = CountingStore(dist.HashStore())
+    board = Board(store, range(count), epoch=1, timeout=5.0)
+    for rank in range(count):
+        board.publish("record", rank, str(rank))
+    store.calls.clear()
+    assert board.collect("record") == {rank: str(rank).encode() for rank in range(count)}
+    assert store.calls == {"wait": 1, "multi_get": 1}
+
+
 class TamperingStore:
     """Shows rank 1's record as an earlier process of that rank would have left it."""
 
@@ -101,20 +125,16 @@ class TamperingStore:
         self._store = store
         self._changes = changes
 
-    def get(self, key: str) -> bytes:
-        text: bytes = self._store.get(key)
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [self._changed(key, text) for key, text in zip(keys, self._store.multi_get(keys), strict=True)]
+
+    def _changed(self, key: str, text: bytes) -> bytes:
         if key.endswith("record/1"):
             return dataclasses.replace(Record.decode(text), **self._changes).encode().encode()
         return text
 
-    def set(self, key: str, value: str) -> None:
-        self._store.set(key, value)
-
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        self._store.wait(keys, timeout)
-
-    def check(self, keys: list[str]) -> bool:
-        return bool(self._store.check(keys))
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
 
 
 def meets_a_stale_record(rank: int, count: int, store: Any, changes: dict[str, Any]) -> None:
