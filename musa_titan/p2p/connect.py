@@ -21,7 +21,7 @@ from musa_titan.p2p.interface import address_of
 from musa_titan.p2p.layout import IDENTITY, IDENTITY_MAGIC, Layout
 from musa_titan.p2p.links import Links
 from musa_titan.p2p.ring import Local, Peer
-from musa_titan.p2p.session import Session
+from musa_titan.p2p.session import Session, neighbours
 from musa_titan.p2p.staging import DeviceStaging, HostStaging
 
 logger = logging.getLogger("musa_titan")
@@ -51,20 +51,20 @@ def open_session(
     epoch = _epochs[members] = _epochs.get(members, 0) + 1
     board = Board(store, members, epoch, config.start_timeout)
     start = _Start(members, rank, config, memory or Memory(), epoch)
-    record = start.prepare()
-    board.publish("record", rank, record.encode())
-    records = {member: Record.decode(text) for member, text in board.collect("record").items()}
-    problem = problem_of(records)
-    if not problem:
-        session, trouble = start.meet(records, board)
-        board.publish("met", rank, trouble)
-        problem = "; ".join(text.decode() for text in board.collect("met").values() if text)
+    try:
+        board.publish("record", rank, start.prepare().encode())
+        records = {member: Record.decode(text) for member, text in board.collect("record").items()}
+        problem = problem_of(records)
         if not problem:
-            assert session is not None
-            return session
+            board.publish("met", rank, start.meet(records, board))
+            problem = "; ".join(text.decode() for text in board.collect("met").values() if text)
+            if not problem:
+                return start.session(records)
+    except BaseException:
+        start.discard()
+        raise
     start.discard()
-    policies = {record.agreed["fallback"] for record in records.values()}
-    if policies == {"default"}:
+    if {record.agreed["fallback"] for record in records.values()} == {"default"}:
         logger.warning("mooncake p2p is not used by ranks %s, on any of them: %s", list(members), problem)
         return None
     raise HandshakeError(f"mooncake p2p cannot be used by ranks {list(members)}: {problem}")
@@ -111,33 +111,37 @@ class _Start:
             regions=tuple((region.base, region.size) for region in arena.regions),  # type: ignore[arg-type]
         )
 
-    def meet(self, records: dict[int, Record], board: Board) -> tuple[Session | None, str]:
-        """Call the neighbours and look at their memory; (session, "") or (None, what is wrong)."""
+    def meet(self, records: dict[int, Record], board: Board) -> str:
+        """Call the neighbours and look at their memory; what is wrong, or nothing."""
         assert self.links is not None
-        assert self.local is not None
-        session = Session(self.rank, self.members, self.config, self.local, self.links)
-        peers = {rank: _peer_of(records[rank]) for rank in {session.next, session.previous}}
+        following, preceding = (records[rank] for rank in neighbours(self.members, self.rank))
         hello = {"rank": self.rank, "nonce": self.nonce}
         timeout = self.config.start_timeout
         # Of each pair one calls: every stage its next one, and of two stages only the first.
         two = len(self.members) == 2
         first = self.members.index(self.rank) == 0
         try:
-            called = records[session.next]
             if not two or first:
-                self.links.call(called.rank, called.link, hello, timeout)
+                self.links.call(following.rank, following.link, hello, timeout)
             if not two or not first:
-                self.links.accept(session.previous, hello, records[session.previous].nonce, timeout, board.alarmed)
+                self.links.accept(preceding.rank, hello, preceding.nonce, timeout, board.alarmed)
             if not two or first:
-                self.links.confirm(called.rank, called.link, hello, called.nonce, timeout)
-            for peer in peers.values():
-                self._check_identity(peer)
+                self.links.confirm(following.rank, following.link, hello, following.nonce, timeout)
+            for record in (following,) if two else (following, preceding):
+                self._check_identity(_peer_of(record))
         except Exception as error:
             board.raise_alarm()
-            return None, f"rank {self.rank}: {_in_words(error)}"
+            return f"rank {self.rank}: {_in_words(error)}"
         self.links.ready()
-        session.start(peers)
-        return session, ""
+        return ""
+
+    def session(self, records: dict[int, Record]) -> Session:
+        """All ranks have met: from here on anything may arrive."""
+        assert self.links is not None
+        assert self.local is not None
+        session = Session(self.rank, self.members, self.config, self.local, self.links)
+        session.start({rank: _peer_of(records[rank]) for rank in (session.next, session.previous)})
+        return session
 
     def discard(self) -> None:
         """There will be no session: give everything back."""

@@ -76,6 +76,7 @@ class Links:
         self._listener.listen(16)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self.by_peer: dict[int, Link] = {}
+        self._called: socket.socket | None = None
         self._wake_in, self._wake_out = socket.socketpair()
         for end in (self._wake_in, self._wake_out):
             end.setblocking(False)
@@ -101,17 +102,18 @@ class Links:
         Raises:
             HandshakeError: nobody or somebody else answers.
         """
+        assert self._called is not None
         try:
             answer = _read_line(self._called, time.monotonic() + timeout)
         except OSError as error:
             raise _unreachable(hello, peer, address, error) from error
         if answer.get("nonce") != expected:
-            self._called.close()
             raise HandshakeError(
                 f"mooncake p2p: rank {hello['rank']} reached a process of another run at {address[0]}:{address[1]}, "
                 f"where rank {peer} should be. Stop the earlier run, and give each run its own rendezvous"
             )
         self._add(peer, self._called)
+        self._called = None
 
     def accept(
         self, peer: int, hello: dict[str, Any], expected: int, timeout: float, alarmed: Callable[[], bool]
@@ -165,6 +167,8 @@ class Links:
 
     def close(self) -> None:
         self.ready()
+        if self._called is not None:  # nobody has answered there
+            self._called.close()
         for link in self.by_peer.values():
             link.close()
         for end in (self._wake_in, self._wake_out):

@@ -34,16 +34,20 @@ BYE_SECONDS = 10.0
 _abandoned: list[Local] = []
 
 
+def neighbours(members: tuple[int, ...], rank: int) -> tuple[int, int]:
+    """(next, previous) of `rank` in the ring of `members`; of two members both are the other one."""
+    position = members.index(rank)
+    return members[(position + 1) % len(members)], members[position - 1]
+
+
 class Session:
     """The channels of one rank to its two neighbours in a ring of stages (one neighbour if there are two stages)."""
 
     def __init__(self, rank: int, members: tuple[int, ...], config: P2PConfig, local: Local, links: Links) -> None:
         """Not for direct use; see ``connect.open_session``."""
-        position = members.index(rank)
         self.rank = rank
         self.members = members
-        self.next = members[(position + 1) % len(members)]
-        self.previous = members[(position - 1) % len(members)]
+        self.next, self.previous = neighbours(members, rank)
         self.config = config
         self.local = local
         self.failure: P2PError | None = None

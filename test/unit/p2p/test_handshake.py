@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import threading
 from collections import Counter
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from musa_titan.p2p import connect
+from musa_titan.p2p import session as session_module
 from musa_titan.p2p.config import P2PConfig
 from musa_titan.p2p.connect import open_session
 from musa_titan.p2p.engine import load_library
@@ -152,6 +155,24 @@ def test_a_record_of_an_earlier_run_is_noticed_on_both_ranks(changes: dict[str, 
         assert outcome.error == "HandshakeError"
         assert named in outcome.text
         assert outcome.seconds < 10
+
+
+def falls_back_after_meeting(rank: int, count: int, store: Any) -> list[int]:
+    """Only rank 0 finds somebody else than it expects; rank 1 and 2 have met all their neighbours."""
+    seen = TamperingStore(store, nonce=12345) if rank == 0 else store
+    config = P2PConfig(slot_bytes=4096, start_timeout=30.0, fallback="default")
+    descriptors = []
+    for _ in range(3):
+        assert open_session(range(count), rank, seen, config) is None
+        assert session_module._abandoned == []
+        assert [thread.name for thread in threading.enumerate() if thread.name.startswith("musa-p2p")] == []
+        descriptors.append(len(os.listdir("/proc/self/fd")))
+    return descriptors
+
+
+def test_ranks_that_fall_back_after_they_met_keep_neither_arena_nor_thread_nor_socket() -> None:
+    for _, second, third in values(run_ranks(falls_back_after_meeting, 3)):
+        assert third == second
 
 
 def memory_of_another_run(rank: int, count: int, store: Any) -> None:

@@ -79,6 +79,18 @@ def test_waiting_for_a_peer_ends_when_there_is_no_use() -> None:
     links.close()
 
 
+def test_a_call_that_nobody_answered_ends_with_the_links() -> None:
+    links, other = Links("127.0.0.1"), socket.create_server(("127.0.0.1", 0))
+    links.call(1, other.getsockname(), {"rank": 0, "nonce": 10}, 5)
+    connection, _ = other.accept()
+    links.close()
+    connection.settimeout(10)
+    while connection.recv(4096):
+        pass
+    for end in (connection, other):
+        end.close()
+
+
 def test_somebody_else_behind_the_address_is_named() -> None:
     links, other = Links("127.0.0.1"), socket.create_server(("127.0.0.1", 0))
     answers = (b'{"nonce": 999}\n', b"[]\n", b"")
