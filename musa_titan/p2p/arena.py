@@ -83,6 +83,11 @@ def pinned_memory(size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
+def pinned_bytes(size: int) -> int:
+    """What `size` bytes of pinned memory take: PyTorch's allocator rounds up to a power of two."""
+    return 1 << (size - 1).bit_length()
+
+
 def _device_memory_refused(transport: str) -> str:
     """Why device memory must not even be offered: some refusals come late, as wrong data."""
     if transport == "tcp":

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from musa_titan.p2p.config import P2PConfig
 from musa_titan.p2p.errors import HandshakeError
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised whenever layout, header or rounds change."""
 
 

@@ -30,7 +30,10 @@ class Layout:
     """Offsets in bytes. *Incoming* is where the neighbour writes; *outgoing* is what this rank's writes are read from.
 
     control: identity page | incoming headers | outgoing headers | incoming credits | outgoing credits
-    payload: identity page | incoming slots | outgoing slots
+    payload: incoming slots | outgoing slots
+
+    The payload's identity is at the start of its first slot: it is read before anything is sent. A page of its own
+    would make pinned memory, which PyTorch rounds up to a power of two, twice as large for slots of a power of two.
     """
 
     slot_bytes: int
@@ -46,7 +49,7 @@ class Layout:
 
     @property
     def payload_bytes(self) -> int:
-        return PAGE + 4 * self.slots * self.slot_stride
+        return 4 * self.slots * self.slot_stride
 
     def incoming_header(self, direction: Direction, slot: int) -> int:
         return PAGE + (direction * self.slots + slot) * HEADER_STRIDE
@@ -62,10 +65,10 @@ class Layout:
         return self.incoming_credit(direction) + 2 * CREDIT_STRIDE
 
     def incoming_slot(self, direction: Direction, slot: int) -> int:
-        return PAGE + (direction * self.slots + slot) * self.slot_stride
+        return (direction * self.slots + slot) * self.slot_stride
 
     def outgoing_slot(self, direction: Direction, slot: int) -> int:
-        return PAGE + ((2 + direction) * self.slots + slot) * self.slot_stride
+        return ((2 + direction) * self.slots + slot) * self.slot_stride
 
 
 IDENTITY = struct.Struct("<8sQQ")

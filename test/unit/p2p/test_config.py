@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from musa_titan.p2p.arena import pinned_bytes
 from musa_titan.p2p.config import P2PConfig, activation_bytes
 from musa_titan.p2p.errors import P2PError
 from musa_titan.p2p.layout import Layout
@@ -28,8 +29,18 @@ def test_slot_size_is_that_of_one_activation(model: str, shape: dict[str, int], 
 
 def test_kimi_k2_arena_takes_eight_slots_per_two_neighbours() -> None:
     layout = Layout(58_720_256, 2)
-    assert layout.payload_bytes == 8 * 58_720_256 + 4096
+    assert layout.payload_bytes == 8 * 58_720_256
     assert layout.control_bytes < 32_768
+
+
+def test_ling_1t_arena_is_pinned_without_a_remainder() -> None:
+    """PyTorch pins powers of two."""
+    size = Layout(67_108_864, 2).payload_bytes
+    assert pinned_bytes(size) == size == 1 << 29
+
+
+def test_pinned_memory_is_counted_as_it_is_rounded() -> None:
+    assert [pinned_bytes(size) for size in (1, 2, 3, 4096, 4097, 8 * 58_720_256)] == [1, 2, 4, 4096, 8192, 1 << 29]
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,8 @@ def test_a_torn_credit_is_never_taken_for_a_count(old: int, new: int) -> None:
 @given(st.integers(1, 10**6), st.integers(1, 5))
 def test_nothing_in_an_arena_overlaps(slot_bytes: int, slots: int) -> None:
     layout = Layout(slot_bytes, slots)
-    control, payload = [(0, 4096)], [(0, 4096)]
+    control: list[tuple[int, int]] = [(0, 4096)]
+    payload: list[tuple[int, int]] = []
     for direction in Direction:
         control += [(layout.incoming_credit(direction), CREDIT.size), (layout.outgoing_credit(direction), CREDIT.size)]
         for slot in range(slots):
