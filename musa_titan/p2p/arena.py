@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,9 @@ import torch
 from musa_titan.p2p.engine import MooncakeEngine, Region
 from musa_titan.p2p.errors import EngineError
 from musa_titan.p2p.layout import Layout
+
+Reserve = Callable[[int], None]
+"""Told the bytes of host memory before they are taken; raises EngineError if the node cannot give them."""
 
 ALLOCATOR_SETTINGS = ("PYTORCH_MUSA_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
@@ -40,9 +44,13 @@ class Arena:
         )
 
 
-def host_arena(layout: Layout, engine: MooncakeEngine) -> Arena:
-    """Slots in ordinary memory, for tensors of the host."""
-    whole = _mapping(layout.control_bytes + layout.payload_bytes)
+def host_arena(layout: Layout, engine: MooncakeEngine, reserve: Reserve) -> Arena:
+    """Slots in ordinary memory, for tensors of the host.
+
+    Raises:
+        EngineError: the node has less memory than its ranks need.
+    """
+    whole = _mapping(layout.control_bytes + layout.payload_bytes, reserve)
     engine.register(whole.data_ptr(), whole.numel())
     return Arena(layout, whole[: layout.control_bytes], whole[layout.control_bytes :], "host")
 
@@ -51,6 +59,7 @@ def device_arena(
     layout: Layout,
     engine: MooncakeEngine,
     control_engine: MooncakeEngine,
+    reserve: Reserve,
     *,
     device: torch.device,
     runtime: Any,
@@ -58,9 +67,9 @@ def device_arena(
     """Slots on `device` if `engine` can register them, else pinned on the host.
 
     Raises:
-        EngineError: the transport works on device memory only and refused it.
+        EngineError: the transport works on device memory only and refused it, or the node has too little of its own.
     """
-    control = _mapping(layout.control_bytes)
+    control = _mapping(layout.control_bytes, reserve)
     control_engine.register(control.data_ptr(), control.numel())
     reason = _device_memory_refused(engine.transport)
     if not reason:
@@ -73,6 +82,7 @@ def device_arena(
             reason = str(error)
     if engine.transport == "musa":
         raise EngineError(f"mooncake p2p: transport musa needs slots on the device, but {reason}")
+    reserve(pinned_bytes(layout.payload_bytes))
     payload = pinned_memory(layout.payload_bytes)
     engine.register(payload.data_ptr(), payload.numel())
     return Arena(layout, control, payload, "pinned", reason)
@@ -98,18 +108,9 @@ def _device_memory_refused(transport: str) -> str:
     return ""
 
 
-def _mapping(size: int) -> torch.Tensor:
-    """`size` bytes of zeroed, page-aligned host memory outside every allocator.
-
-    Raises:
-        EngineError: the machine has less memory than that.
-    """
-    free = _available_memory()
-    if free is not None and size > free:
-        raise EngineError(
-            f"mooncake p2p: the arena needs {size:,} B, but this machine has {free:,} B available. Lower "
-            "--musa-p2p-slots or --musa-p2p-slot-bytes (messages then travel in chunks)"
-        )
+def _mapping(size: int, reserve: Reserve) -> torch.Tensor:
+    """`size` bytes of zeroed, page-aligned host memory outside every allocator."""
+    reserve(size)
     try:
         memory = mmap.mmap(-1, size)
     except (OSError, OverflowError, ValueError) as error:
@@ -118,12 +119,3 @@ def _mapping(size: int) -> torch.Tensor:
             "--musa-p2p-slot-bytes (messages then travel in chunks)"
         ) from error
     return torch.frombuffer(memory, dtype=torch.uint8)
-
-
-def _available_memory() -> int | None:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            found = {line.split(":")[0]: line.split()[1] for line in file}
-        return int(found["MemAvailable"]) * 1024
-    except (OSError, KeyError, ValueError, IndexError):
-        return None

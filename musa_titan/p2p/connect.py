@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from musa_titan.p2p.arena import Arena, device_arena, host_arena
+from musa_titan.p2p.arena import Arena, Reserve, device_arena, host_arena
 from musa_titan.p2p.config import P2PConfig
 from musa_titan.p2p.engine import MooncakeEngine, Region, Remote
 from musa_titan.p2p.errors import EngineError, HandshakeError, P2PError
@@ -52,7 +52,7 @@ def open_session(
     board = Board(store, members, epoch, config.start_timeout)
     start = _Start(members, rank, config, memory or Memory(), epoch)
     try:
-        board.publish("record", rank, start.prepare().encode())
+        board.publish("record", rank, start.prepare(board).encode())
         records = {member: Record.decode(text) for member, text in board.collect("record").items()}
         problem = problem_of(records)
         if not problem:
@@ -84,7 +84,7 @@ class _Start:
         self.local: Local | None = None
         self.engines: list[MooncakeEngine] = []
 
-    def prepare(self) -> Record:
+    def prepare(self, board: Board) -> Record:
         """Start the engine and register the arena; a failure becomes the record's problem, for all to see."""
         base: dict[str, Any] = {
             "rank": self.rank,
@@ -94,7 +94,7 @@ class _Start:
         }
         try:
             address = address_of(self.config.host)
-            payload, control, arena = self._allocate(address)
+            payload, control, arena = self._allocate(address, board.reserve)
             self.links = Links(address)
         except Exception as error:  # whatever it is, the others must not wait for this rank
             return Record(**base, problem=_in_words(error))
@@ -150,7 +150,7 @@ class _Start:
         for engine in self.engines:
             engine.close()
 
-    def _allocate(self, address: str) -> tuple[MooncakeEngine, MooncakeEngine, Arena]:
+    def _allocate(self, address: str, reserve: Reserve) -> tuple[MooncakeEngine, MooncakeEngine, Arena]:
         layout = Layout(self.config.slot_bytes, self.config.slots)
         # The kernel-side transport of MUSA moves device memory only; headers and credits then go over TCP.
         transport = self.config.transport
@@ -159,9 +159,9 @@ class _Start:
         payload = self._engine(address, transport)
         control = self._engine(address, "tcp") if payload.transport == "musa" else payload
         if self.memory.runtime is None:
-            return payload, control, host_arena(layout, payload)
+            return payload, control, host_arena(layout, payload, reserve)
         assert self.memory.device is not None
-        arena = device_arena(layout, payload, control, device=self.memory.device, runtime=self.memory.runtime)
+        arena = device_arena(layout, payload, control, reserve, device=self.memory.device, runtime=self.memory.runtime)
         return payload, control, arena
 
     def _engine(self, address: str, transport: str) -> MooncakeEngine:

@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
+from musa_titan.accelerator.host import available_memory, node_number
 from musa_titan.p2p.config import P2PConfig
-from musa_titan.p2p.errors import HandshakeError
+from musa_titan.p2p.errors import EngineError, HandshakeError
 
 PROTOCOL = 2
 """Raised whenever layout, header or rounds change."""
@@ -26,6 +27,8 @@ class Store(Protocol):
 
     def set(self, key: str, value: str) -> None: ...
     def multi_get(self, keys: list[str]) -> list[bytes]: ...
+    def add(self, key: str, amount: int) -> int: ...
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
     def wait(self, keys: list[str], timeout: timedelta) -> None: ...
     def check(self, keys: list[str]) -> bool: ...
 
@@ -77,6 +80,7 @@ class Board:
         self._store = store
         self._members = list(members)
         self._prefix = f"musa_titan/p2p/{'-'.join(map(str, members))}/{epoch}"
+        self._epoch = epoch
         self._timeout = timeout
 
     def publish(self, kind: str, rank: int, text: str) -> None:
@@ -99,6 +103,28 @@ class Board:
                 "not? If they are only slow, raise --distributed-timeout-minutes or --musa-p2p-timeout"
             ) from error
         return dict(zip(self._members, self._store.multi_get(keys), strict=True))
+
+    def reserve(self, size: int) -> None:
+        """Add `size` bytes of host memory, which this rank is about to take, to those of all ranks on its node.
+
+        Pipelines that open their sessions together share the sum. It is held against what the first of these ranks
+        found available: a later one cannot tell how much of the others' memory is in use already.
+
+        Raises:
+            EngineError: together they need more than the node has.
+        """
+        available = available_memory()
+        if available is None:
+            return
+        key = f"musa_titan/p2p/node/{node_number()}/{self._epoch}"
+        at_first = int(self._store.compare_set(f"{key}/available", "", str(available)))
+        needed = self._store.add(f"{key}/needed", size)
+        if needed > at_first:
+            raise EngineError(
+                f"mooncake p2p: the arena needs {size:,} B, which makes {needed:,} B with those of other ranks on this "
+                f"node, but it has {at_first:,} B available. Lower --musa-p2p-slots or --musa-p2p-slot-bytes (messages "
+                "then travel in chunks)"
+            )
 
     def raise_alarm(self) -> None:
         """Tell ranks that still wait for a call that there will be no session."""

@@ -12,13 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from musa_titan.p2p import connect
+from musa_titan.p2p import connect, handshake
 from musa_titan.p2p import session as session_module
 from musa_titan.p2p.config import P2PConfig
 from musa_titan.p2p.connect import open_session
 from musa_titan.p2p.engine import load_library
 from musa_titan.p2p.handshake import Board, Record, agreed_settings, problem_of
-from musa_titan.p2p.layout import Direction
+from musa_titan.p2p.layout import Direction, Layout
 from test.unit.p2p.workers import leave, run_ranks, values
 
 
@@ -69,6 +69,21 @@ def test_an_arena_larger_than_the_machine_is_refused_with_its_size() -> None:
         assert outcome.error == "HandshakeError"
         assert f"{8 * (1 << 44):,}"[:10] in outcome.text
         assert "Lower --musa-p2p-slots or --musa-p2p-slot-bytes" in outcome.text
+
+
+def fits_alone(rank: int, count: int, store: Any, factor: float) -> None:
+    """As on a node that has room for `factor` arenas: nothing of an arena is in use before tensors travel."""
+    layout = Layout(4096, 2)
+    handshake.available_memory = lambda: int(factor * (layout.control_bytes + layout.payload_bytes))
+    assert opens(rank, count, store, [{}] * count) == "mooncake"
+
+
+def test_arenas_are_held_against_the_memory_of_the_node_not_of_each_rank() -> None:
+    for outcome in run_ranks(fits_alone, 3, 2.5):
+        assert outcome.error == "HandshakeError"
+        assert "with those of other ranks on this node" in outcome.text
+        assert "Lower --musa-p2p-slots or --musa-p2p-slot-bytes" in outcome.text
+    values(run_ranks(fits_alone, 3, 3.0))
 
 
 def has_a_defect(rank: int, count: int, store: Any) -> None:

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from musa_titan.accelerator.host import node_number
 from musa_titan.p2p import arena as arena_module
 from musa_titan.p2p import connect
 from musa_titan.p2p.config import P2PConfig
 from musa_titan.p2p.connect import Memory, open_session
 from musa_titan.p2p.engine import MooncakeEngine
 from musa_titan.p2p.errors import EngineError
-from musa_titan.p2p.layout import Direction
+from musa_titan.p2p.layout import Direction, Layout
 from test.doubles.process import on_ranks, requires_double
 from test.unit.p2p.lagging import CarelessStaging, HastyStaging, LaggingStaging, Runtime
 from test.unit.p2p.workers import leave, run_ranks, values
@@ -81,6 +82,19 @@ def train(rank: int, count: int, store: Any, staging: type, engine: type) -> dic
     threads = {name for name, _ in runtime.devices_set}
     statistics = session.statistics()
     return {"seen": seen, "arena": statistics["arena"], "why": session.local.arena.why, "threads": threads}
+
+
+def reserved_bytes(rank: int, count: int, store: Any, engine: type) -> int:
+    train(rank, count, store, LaggingStaging, engine)
+    return int(store.get(f"musa_titan/p2p/node/{node_number()}/1/needed"))
+
+
+@pytest.mark.parametrize(
+    ("engine", "payload"), [(MooncakeEngine, 32_768), (RdmaOnPaper, 0)], ids=["pinned slots", "slots on the device"]
+)
+def test_a_node_is_asked_for_what_its_ranks_take_of_host_memory(engine: type, payload: int) -> None:
+    control = Layout(4096, 2).control_bytes
+    assert values(run_ranks(reserved_bytes, 2, engine)) == [2 * (control + payload)] * 2
 
 
 @pytest.mark.parametrize(
