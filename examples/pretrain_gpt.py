@@ -7,30 +7,30 @@ the ``megatron.training`` of the installed wheel. All flags are Megatron's, plus
 """
 
 import os
-import runpy
 import sys
 
 import musa_titan
 
-# Not under the guard below: the workers that write checkpoints import this file again and need the patches too.
+# Not under the guard below: workers that write checkpoints or load data import this file again, as ``__mp_main__``, and
+# need the patches too.
 musa_titan.apply_pretrain_patch()
 
 
-def main() -> None:
-    """Hand over to Megatron."""
-    checkout = os.environ.get("MEGATRON_PATH")
-    if not checkout:
-        from musa_titan.pretrain.driver import main as train
-
-        train()
-        return
+def load_checkout_script(checkout: str) -> None:
+    """Execute the checkout's ``pretrain_gpt.py`` in this module, so that spawned workers find us and its names here."""
     script = os.path.join(checkout, "pretrain_gpt.py")
     if not os.path.isfile(script):
         sys.exit(f"musa_titan: error: MEGATRON_PATH={checkout} has no pretrain_gpt.py")
-    sys.path.insert(0, checkout)
+    if checkout not in sys.path:
+        sys.path.insert(0, checkout)
     sys.argv[0] = script
-    runpy.run_path(script, run_name="__main__")
+    with open(script, encoding="utf-8") as file:
+        exec(compile(file.read(), script, "exec"), globals())
 
 
-if __name__ == "__main__":
+if "MEGATRON_PATH" in os.environ:
+    load_checkout_script(os.environ["MEGATRON_PATH"])
+elif __name__ == "__main__":
+    from musa_titan.pretrain.driver import main
+
     main()

@@ -29,7 +29,9 @@ class RuntimeOptions:
         "At distributed initialisation compare patches, settings and package content; stop if a rank differs.",
     )
     report_dir: str | None = option(
-        None, "Write what was done to each patch into this directory, one JSON file a process.", per_node=True
+        None,
+        "Write what was done to each patch until the settings were final into this directory, one JSON file a process.",
+        per_node=True,
     )
     traceback: bool = option(
         False, "Show the Python traceback of an error that is otherwise reported in one line.", per_node=True

@@ -37,6 +37,14 @@ class Settings:
     def show_traceback(self) -> bool:
         return bool(self.options["runtime"].traceback)
 
+    def shared(self) -> dict[str, str]:
+        """What all ranks must have alike: ``feature.option`` -> its value, of options that are not at their default."""
+        return {
+            f"{feature.name}.{spec.name}": str(value)
+            for feature, spec, _ in all_options()
+            if not spec.metadata["per_node"] and (value := getattr(self[feature.name], spec.name)) != spec.default
+        }
+
     def enabled(self, feature: str) -> bool:
         """Whether `feature` is on. Raises KeyError for a name that is not in the table."""
         row = next(row for row in FEATURES if row.name == feature) if feature in self.options else None

@@ -121,7 +121,7 @@ unpack_megatron "miles-rl==$MILES_VERSION" "miles-rl-$MILES_VERSION"
 [[ $SETUP_ONLY == no ]] || exit 0
 
 export PATH=$VENV/bin:$PATH
-mapfile -t scripts < <(git ls-files --cached --others --exclude-standard '*.sh' '*.sbatch' .ci/run)
+mapfile -t scripts < <(find .ci/run examples test \( -name '*.sh' -o -name '*.sbatch' -o -path .ci/run \) | sort)
 say "ruff"
 ruff format --check --quiet .
 ruff check --quiet .

@@ -90,7 +90,8 @@ def _import(package: str) -> None:
         cause = (str(error).strip() or "no message").splitlines()[0]
         raise MusaTitanError(
             f"{package} is installed but cannot be imported: {type(error).__name__}: {cause}. "
-            "torch, torch_musa and the MUSA SDK have to be of matching versions"
+            "torch, torch_musa and the MUSA SDK have to be of matching versions (`musa-titan doctor` shows them); "
+            "ACCELERATOR_BACKEND=cpu runs without them"
         ) from error
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -47,6 +49,22 @@ def select_accelerator() -> Accelerator:
         source = f"ACCELERATOR_BACKEND={name}" if asked else "ACCELERATOR_BACKEND is not set, which means musa"
         raise MusaTitanError(f"{source}, but {missing}. Install it, or choose with ACCELERATOR_BACKEND={choices}")
     return accelerator
+
+
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+
+
+@contextmanager
+def without_backend_autoload(context: Context) -> Iterator[None]:
+    """torch executes without importing the device backends that are installed, unless the user asked for them."""
+    if _AUTOLOAD in os.environ:
+        yield
+        return
+    os.environ[_AUTOLOAD] = "0"
+    try:
+        yield
+    finally:
+        del os.environ[_AUTOLOAD]
 
 
 def install_view(module: ModuleType, context: Context, journal: Journal) -> None:

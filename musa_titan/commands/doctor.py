@@ -29,16 +29,14 @@ def doctor(
             "--upstream", help="Only resolve the patches against PATH (or the installed Megatron), unimported."
         ),
     ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="With --upstream: count unknown definitions as problems.")
-    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Count unknown upstream definitions as problems.")] = False,
     json: Json = False,
 ) -> None:
     """Say what is installed, whether it fits together, and what would stop a run. Exit code 1 if something would."""
     if upstream or path is not None:
         _check_upstream(path, strict, json)
         return
-    diagnosis = examine()
+    diagnosis = examine(strict)
     if json:
         print_json(diagnosis.as_dict())
     else:
@@ -89,7 +87,7 @@ def _show_findings(title: str, label: str, findings: list[Finding]) -> None:
 
 
 def _show_verdict(problems: list[str], warnings: list[str]) -> None:
-    print_list(f"{len(warnings)} warnings", warnings, "yellow")
-    print_list(f"{len(problems)} problems", problems, "red")
+    print_list(f"{len(warnings)} warning{'s' * (len(warnings) != 1)}", warnings, "yellow")
+    print_list(f"{len(problems)} problem{'s' * (len(problems) != 1)}", problems, "red")
     if not problems:
         console().print("[green]no problems[/]")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,6 +22,8 @@ from musa_titan.patching.spec import MusaTitanError
 from musa_titan.patching.static import PROBLEMS, Finding
 from musa_titan.pretrain.te_check import too_old
 from musa_titan.settings import Settings, settings_from_environment
+
+IMPORT_SECONDS = 120
 
 
 @dataclass(frozen=True)
@@ -51,14 +55,14 @@ class Diagnosis:
         return asdict(self)
 
 
-def examine() -> Diagnosis:
-    """Look at this environment as a run would find it."""
+def examine(strict: bool = False) -> Diagnosis:
+    """Look at this environment as a run would find it. `strict`: an unknown upstream definition is a problem."""
     facts = gather()
     problems: list[str] = []
     backend = _backend(facts, problems)
     settings = _settings(problems)
     diagnosis = Diagnosis(facts, backend, judge(facts), _features(), problems=problems)
-    _add_patches(diagnosis, strict=settings is not None and settings.strict)
+    _add_patches(diagnosis, strict or (settings is not None and settings.strict))
     complaint = too_old()
     if complaint:
         problems.append(complaint)
@@ -93,6 +97,8 @@ def _backend(facts: Facts, problems: list[str]) -> dict[str, Any]:
     except MusaTitanError as error:
         problems.append(str(error))
         return {"asked": asked, "resolves_to": "", "device_type": "", "collectives": "", "detail": str(error)}
+    if accelerator.device_type != "cpu":
+        problems += _import_torch()
     return {
         "asked": asked,
         "resolves_to": accelerator.name,
@@ -100,6 +106,17 @@ def _backend(facts: Facts, problems: list[str]) -> dict[str, Any]:
         "collectives": accelerator.collective_backend,
         "detail": "" if asked else "ACCELERATOR_BACKEND is not set, which means musa",
     }
+
+
+def _import_torch() -> list[str]:
+    """What a process says that imports torch as a run would, if it cannot; a driver shows its faults only then."""
+    code = "import musa_titan; musa_titan.apply_pretrain_patch(); import torch"
+    try:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=IMPORT_SECONDS)
+    except subprocess.TimeoutExpired:
+        return [f"importing torch on this device takes more than {IMPORT_SECONDS} s; is the driver alive?"]
+    lines = done.stderr.strip().splitlines()
+    return [] if done.returncode == 0 else [lines[-1] if lines else f"importing torch ended with {done.returncode}"]
 
 
 def _settings(problems: list[str]) -> Settings | None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from musa_titan.patching.engine import Engine
+    from musa_titan.patching.journal import Journal
 
 STARTS_ENGINE = {
     "pretrain": frozenset({"torch", "megatron", "transformer_engine", "slime", "miles"}),
@@ -34,6 +35,7 @@ class ImportWatcher:
         self.names = STARTS_ENGINE[profile]
         self.engine: Engine | None = None
         self.error: BaseException | None = None
+        self.journal: Journal | None = None
 
     def find_spec(
         self, fullname: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
@@ -97,14 +99,17 @@ watcher: "ImportWatcher | None" = None
 
 
 def activate(profile: str) -> None:
-    """Start watching imports for `profile` (``"pretrain"`` or ``"rl"``). A second call changes nothing."""
+    """Start watching imports for `profile` (``"pretrain"`` or ``"rl"``). A second call changes nothing, unless the
+    engine could not be started: then it is tried again, with what the caller may have corrected."""
     global watcher
     if watcher is not None:
         if watcher.profile != profile:
             raise RuntimeError(
                 f"apply_{profile}_patch() after apply_{watcher.profile}_patch() in one process; call only one of them"
             )
-        return
+        if watcher.error is None:
+            return
+        deactivate()
     watcher = ImportWatcher(profile)
     sys.meta_path.insert(0, watcher)
     if not watcher.names.isdisjoint(sys.modules):
@@ -118,4 +123,8 @@ def deactivate() -> "list[str]":
         return []
     stopped, watcher = watcher, None
     sys.meta_path.remove(stopped)
-    return stopped.engine.unapply() if stopped.engine is not None else []
+    if stopped.engine is not None:
+        return stopped.engine.unapply()
+    if stopped.journal is not None:
+        stopped.journal.undo()
+    return []

@@ -1,16 +1,25 @@
-"""One fingerprint of how a process is adapted, compared across all ranks before anything is trained.
+"""How a process is adapted, compared across all ranks before anything is trained.
 
-It covers what must be equal everywhere: declared patches, settings, the files of this package, and anything drifted or
-failed. Which patches are applied or pending is left out, since pipeline stages legitimately import different modules.
+It covers what must be equal everywhere: declared patches, settings, the files of this package, the releases beneath it,
+and anything drifted or failed. Which patches are applied or pending is left out, since pipeline stages legitimately
+import different modules.
+
+Ranks exchange it through the store of the default process group, not by a collective: a rank that does not take part
+would leave the others waiting without a word.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
+import json
 import socket
+import sys
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from musa_titan.patching.spec import MusaTitanError
 
@@ -18,82 +27,132 @@ if TYPE_CHECKING:
     from musa_titan.patching.engine import Engine
 
 PACKAGE = Path(__file__).resolve().parent.parent
+GRACE = timedelta(seconds=30)
+"""By how much longer others wait for the verdict of rank 0 than rank 0 waits for them."""
+NOT_COMPARED = "the comparison is switched off"
+
+_exchanges = itertools.count()
 
 
 def digest_parts(engine: Engine) -> dict[str, str]:
-    """What is compared -> 12 hex digits."""
+    """What is compared -> 12 hex digits, or the thing itself where that helps the reader."""
     troubled = sorted(
         (record.id, record.status) for record in engine.records.values() if record.status in ("drifted", "failed")
     )
     return {
         "declared patches": _short(repr(engine.patches)),
-        "settings": _short(repr(engine.settings)),
-        "accelerator": _short(engine.accelerator.name),
+        "accelerator": engine.accelerator.name,
         "musa_titan's files": _package_content(),
-        "drifted or failed patches": _short(repr(troubled)),
+        "drifted or failed patches": _short(repr(troubled)) if troubled else "none",
+        **{f"{name} version": version for name, version in _versions(engine).items()},
+        **{f"setting {name}": value for name, value in engine.settings.shared().items()},
     }
 
 
-def compare_ranks(engine: Engine) -> None:
-    """Raise on every rank unless all ranks of the default process group have the same digest.
+def compare_ranks(engine: Engine, wanted: bool = True) -> None:
+    """Raise on every rank unless all ranks of the default process group are adapted alike.
 
-    One all-reduce of two int64 when they agree; only a difference costs a gather of details. Does nothing in a process
-    without an initialised default group.
+    A rank writes a few hundred bytes and reads one verdict; rank 0 reads what all have written. Nobody waits longer
+    than the store's timeout (``--distributed-timeout-minutes``) and `GRACE`. Does nothing in a process without an
+    initialised default group, or with torch's fake one. `wanted`: False only tells the others that this rank does not
+    compare.
 
     Raises:
-        MusaTitanError: naming the ranks that differ from the majority, their hosts, and in what they differ.
+        MusaTitanError: naming the ranks that differ from the majority, their hosts, and in what they differ; or the
+            ranks that did not answer.
     """
-    import torch
     import torch.distributed as dist
 
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if not dist.is_initialized() or dist.get_world_size() == 1 or dist.get_backend() == "fake":
         return
-    parts = digest_parts(engine)
-    # 62 bits: both the number and its negation fit an int64.
-    number = int(_short("".join(parts.values()), digits=15), 16)
-    extremes = torch.tensor([number, -number], dtype=torch.int64, device=_collective_device(engine))
-    dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
-    largest, smallest = int(extremes[0]), -int(extremes[1])
-    if largest == smallest:
+    base: Any = dist.distributed_c10d._get_default_store()
+    store = dist.distributed_c10d.PrefixStore(f"musa_titan/ranks/{next(_exchanges)}", base)
+    rank, timeout = dist.get_rank(), base.timeout
+    parts = digest_parts(engine) if wanted else {NOT_COMPARED: "yes"}
+    store.set(str(rank), json.dumps({**parts, "host": socket.gethostname()}))
+    if rank == 0:
+        store.set("verdict", _judge(store, dist.get_world_size(), timeout) if wanted else NOT_COMPARED)
+    if not wanted:
         return
-    everyone: list[dict[str, str] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, {**parts, "host": socket.gethostname()})
-    raise MusaTitanError(describe_difference([entry for entry in everyone if entry is not None]))
+    verdict = _read_verdict(store, timeout + GRACE)
+    if verdict == NOT_COMPARED:
+        verdict = "rank 0 runs with --no-musa-rank-check and this rank without; give all ranks the same"
+    if verdict:
+        raise MusaTitanError(verdict)
 
 
-def describe_difference(ranks: list[dict[str, str]]) -> str:
-    """Which of `ranks` (digest parts and ``host``) differ from the majority, and in what; at most 8 are named."""
-    names = [name for name in ranks[0] if name != "host"]
-    usual = {name: Counter(rank[name] for rank in ranks).most_common(1)[0][0] for name in names}
+def describe_difference(ranks: Sequence[Mapping[str, str]]) -> str:
+    """Which of `ranks` (digest parts and ``host``) differ from the majority, and in what; empty if none does.
+
+    At most 8 ranks are named.
+    """
+    names = sorted({name for rank in ranks for name in rank if name != "host"})
+    usual = {name: Counter(rank.get(name) for rank in ranks).most_common(1)[0][0] for name in names}
     odd: list[str] = []
     for number, rank in enumerate(ranks):
-        differing = [name for name in names if rank[name] != usual[name]]
+        differing = [
+            f"{name}: {rank.get(name, 'not given')}, elsewhere {usual[name] or 'not given'}"
+            for name in names
+            if rank.get(name) != usual[name]
+        ]
+        if NOT_COMPARED in rank:
+            differing = [NOT_COMPARED]
         if differing:
-            odd.append(f"rank {number} on {rank['host']} ({', '.join(differing)})")
+            odd.append(f"rank {number} on {rank['host']} ({'; '.join(differing)})")
+    if not odd:
+        return ""
     more = f" and {len(odd) - 8} more" if len(odd) > 8 else ""
     return (
-        f"{len(odd)} of {len(ranks)} ranks differ from the others: {'; '.join(odd[:8])}{more}. Give every node "
-        "the same musa_titan and MUSA_TITAN_* environment (or pass --no-musa-rank-check)"
+        f"{len(odd)} of {len(ranks)} ranks differ from the others: {', '.join(odd[:8])}{more}. Give every node "
+        "the same musa_titan, packages and MUSA_TITAN_* environment (or pass --no-musa-rank-check to all)"
     )
 
 
-def _collective_device(engine: Engine) -> str:
-    return "cpu" if engine.accelerator.device_type == "cpu" else f"{engine.accelerator.device_type}:{_local_device()}"
+def _judge(store: Any, ranks: int, timeout: timedelta) -> str:
+    """What rank 0 says of what all ranks wrote; empty if they agree."""
+    keys = [str(rank) for rank in range(ranks)]
+    try:
+        store.wait(keys, timeout)
+    except RuntimeError:
+        silent = [key for key in keys if not store.check([key])]
+        if silent:
+            return (
+                f"{len(silent)} of {ranks} ranks did not say within {timeout.total_seconds():.0f} s how they are "
+                f"adapted: {', '.join(silent[:8])}{' …' if len(silent) > 8 else ''}. Either they are stuck before this "
+                "point, or their program does not call musa_titan.apply_pretrain_patch()"
+            )
+    written = store.multi_get(keys) if store.has_extended_api() else [store.get(key) for key in keys]
+    return describe_difference([json.loads(text) for text in written])
 
 
-def _local_device() -> int:
-    import torch
+def _read_verdict(store: Any, timeout: timedelta) -> str:
+    try:
+        store.wait(["verdict"], timeout)
+    except RuntimeError:
+        return (
+            f"rank 0 did not say within {timeout.total_seconds():.0f} s whether all ranks are adapted alike; look at "
+            "the end of its log"
+        )
+    verdict: str = store.get("verdict").decode()
+    return verdict
 
-    return int(torch.cuda.current_device())
+
+def _versions(engine: Engine) -> dict[str, str]:
+    found = {"megatron-core": engine.profile.upstream_version()}
+    for name in ("torch", "torch_musa"):
+        if name in sys.modules:
+            found[name] = str(getattr(sys.modules[name], "__version__", "unknown"))
+    return found
 
 
 def _package_content() -> str:
     digest = hashlib.sha256()
-    for path in sorted([*PACKAGE.rglob("*.py"), *PACKAGE.glob("*.json")]):
-        digest.update(str(path.relative_to(PACKAGE)).encode())
-        digest.update(path.read_bytes())
+    for path in sorted(PACKAGE.rglob("*")):
+        if path.is_file() and path.suffix != ".pyc":
+            digest.update(str(path.relative_to(PACKAGE)).encode())
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
 
-def _short(text: str, digits: int = 12) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:digits]
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

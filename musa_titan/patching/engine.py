@@ -82,7 +82,18 @@ class Engine:
                 "Move the call above the first import of the framework"
             )
         for name in late:
+            for patch in self._of_module(name, "around_import"):
+                if self._skip_reason(patch) is None:
+                    self._settle(patch, "skipped", "its module was imported before")
             self._module_loaded(sys.modules[name], self._prefixed_modules(), late=name in upstream)
+        if upstream:
+            logger.warning(
+                "musa_titan: %s imported before apply_%s_patch(): %s. Names bound elsewhere were exchanged; what a "
+                "decorator or default argument took from them was not. Move the call above the first import",
+                "1 module was" if len(upstream) == 1 else f"{len(upstream)} modules were",
+                self.profile.name,
+                ", ".join(upstream[:4]) + (", …" if len(upstream) > 4 else ""),
+            )
 
     def configure(self, settings: PatchSettings) -> None:
         """Apply what waited for the final settings, take back what was provisional, and rebind remaining aliases."""
@@ -154,6 +165,8 @@ class Engine:
             self._build(target, module, late, fresh)
             target.rebind_aliases(inside)
         for patch in self._of_module(module.__name__, "hook"):
+            if fresh and patch.id in self._hooks:  # a reload: the module holds its own definitions again
+                self._hooks.pop(patch.id).undo()
             self._run_hook(patch, module, late)
 
     def _build(self, target: Target, module: ModuleType, late: bool, fresh: bool) -> None:

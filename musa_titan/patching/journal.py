@@ -25,7 +25,7 @@ def raw_attribute(owner: object, name: str) -> Any:
 
 
 class Journal:
-    """A reversible list of writes. Not thread-safe: its owner holds a lock."""
+    """A reversible list of writes. Not thread-safe: one thread writes, the one that executes the module concerned."""
 
     def __init__(self) -> None:
         self._writes: list[tuple[Any, str, Any, Any]] = []

@@ -81,6 +81,8 @@ class PatchSettings(Protocol):
     @property
     def show_traceback(self) -> bool: ...
 
+    def shared(self) -> dict[str, str]: ...
+
     def enabled(self, feature: str) -> bool: ...
 
 
@@ -116,8 +118,8 @@ def version_key(version: str) -> tuple[int, ...]:
 
 
 def version_in_range(version: str, bounds: tuple[str | None, str | None]) -> bool:
-    """Whether `version` is in ``[low, high)``; an unknown (empty) version is in every range."""
+    """Whether `version` is in ``[low, high)``; an unknown (empty) version is in no range with a bound."""
     key, (low, high) = version_key(version), bounds
     if not key:
-        return True
+        return low is None and high is None
     return (low is None or key >= version_key(low)) and (high is None or key < version_key(high))

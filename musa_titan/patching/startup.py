@@ -21,7 +21,7 @@ def start_engine(watcher: ImportWatcher) -> Engine:
     Raises:
         MusaTitanError: a setting is wrong, the accelerator is not usable, or the tables contradict each other.
     """
-    journal = Journal()
+    journal = watcher.journal = Journal()
     show_errors_in_one_line(journal, watcher)
     profile: Profile = importlib.import_module(f"musa_titan.{watcher.profile}.profile").PROFILE
     settings = profile.read_settings()
@@ -52,5 +52,5 @@ def show_errors_in_one_line(journal: Journal, watcher: ImportWatcher) -> None:
 
 def _traceback_wanted(watcher: ImportWatcher) -> bool:
     if watcher.engine is None:
-        return os.environ.get("MUSA_TITAN_TRACEBACK", "") not in ("", "0")
+        return os.environ.get("MUSA_TITAN_TRACEBACK", "").lower() in ("1", "true", "on", "yes")
     return watcher.engine.settings.show_traceback

@@ -83,7 +83,7 @@ def _holders(value: Any, modules: list[ModuleType]) -> list[tuple[ModuleType, st
     return [
         (module, name)
         for module in modules
-        for name, held in object.__getattribute__(module, "__dict__").items()
+        for name, held in list(object.__getattribute__(module, "__dict__").items())
         if held is value
     ]
 

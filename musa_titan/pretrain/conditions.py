@@ -17,12 +17,16 @@ def _installed(package: str) -> bool:
 
 
 def te_absent(context: Context) -> str | None:
-    """For repairs of paths that only work with Transformer Engine."""
-    return "Transformer Engine is installed" if _installed("transformer_engine") else None
+    """For repairs of paths that only work with Transformer Engine, which needs a GPU."""
+    if context.accelerator.device_type != "cpu" and _installed("transformer_engine"):
+        return "Transformer Engine is installed"
+    return None
 
 
 def fused_optimizers_absent(context: Context) -> str | None:
-    """For repairs of the fallback to torch's own optimizers."""
+    """For repairs of the fallback to torch's own optimizers; the fused ones are kernels of a GPU."""
+    if context.accelerator.device_type == "cpu":
+        return None
     for package in ("transformer_engine", "apex"):
         if _installed(package):
             return f"{package} brings FusedAdam"

@@ -52,14 +52,18 @@ def configure_once(args: argparse.Namespace, base: Settings) -> None:
 
 def check_ranks_before_groups(current: Callable[..., Any], context: Context) -> Callable[..., Any]:
     """Compare all ranks once, when ``torch.distributed`` is up and before the first process group is made."""
+    compared = False
 
     def initialize_model_parallel(*args: Any, **kwargs: Any) -> Any:
+        nonlocal compared
+        if compared:  # through a name that another module imported before this was taken back
+            return current(*args, **kwargs)
         engine = _engine()
         if not engine.configured:  # a program that uses megatron.core without megatron.training's arguments
             _configure(engine, context.settings)
         engine.retire("entry.distributed")
-        if engine.settings["runtime"].rank_check:  # type: ignore[index]
-            compare_ranks(engine)
+        compare_ranks(engine, wanted=engine.settings["runtime"].rank_check)  # type: ignore[index]
+        compared = True
         return current(*args, **kwargs)
 
     return initialize_model_parallel

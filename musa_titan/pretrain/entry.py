@@ -8,6 +8,15 @@ from musa_titan.patching.spec import Patch
 
 PATCHES = (
     Patch(
+        id="accelerator.autoload",
+        kind="around_import",
+        target="torch",
+        make="musa_titan.accelerator.select:without_backend_autoload",
+        why="torch imports an installed torch_musa by itself; a broken driver then ends even ACCELERATOR_BACKEND=cpu, "
+        "with torch's traceback",
+        remove_when="torch reports a device backend that cannot be loaded instead of raising",
+    ),
+    Patch(
         id="accelerator.view",
         kind="hook",
         target="torch",

@@ -8,14 +8,30 @@ from functools import lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from musa_titan.patching.boot import ImportWatcher
+
 
 def megatron_roots() -> list[Path]:
     """Directories of the namespace package ``megatron`` on the current search path, in import order."""
     module = sys.modules.get("megatron")
     if module is not None:
-        return [Path(entry) for entry in module.__path__]
-    spec = PathFinder.find_spec("megatron")
-    return [Path(entry) for entry in spec.submodule_search_locations or ()] if spec is not None else []
+        entries = list(module.__path__)
+    else:
+        spec = PathFinder.find_spec("megatron")
+        entries = list(spec.submodule_search_locations or ()) if spec is not None else []
+    folders = [Path(entry) for entry in entries if Path(entry).is_dir()]
+    # An editable installation has no directory there, but a finder that knows where megatron.core is.
+    return folders or _editable_root(entries)
+
+
+def _editable_root(entries: list[str]) -> list[Path]:
+    for finder in sys.meta_path:
+        if isinstance(finder, ImportWatcher) or not hasattr(finder, "find_spec"):
+            continue
+        spec = finder.find_spec("megatron.core", entries)
+        if spec is not None and spec.submodule_search_locations:
+            return [Path(folder).parent for folder in spec.submodule_search_locations]
+    return []
 
 
 def megatron_version() -> str:

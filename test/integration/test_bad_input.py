@@ -79,6 +79,81 @@ def test_wrong_environment(tmp_path: Path, variables: dict[str, str], parts: lis
         assert part in line
 
 
+BROKEN_DRIVER = "raise OSError('libmusa.so.4: cannot open shared object file')"
+
+
+def with_broken_torch_musa(directory: Path) -> Path:
+    """torch_musa as its wheel installs it: torch imports it by an entry point; and torchada, which is never reached."""
+    for name in ("torch_musa", "torchada"):
+        (directory / name).mkdir(parents=True)
+        (directory / name / "__init__.py").write_text(BROKEN_DRIVER)
+    info = directory / "torch_musa-2.7.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch_musa\nVersion: 2.7.1\n")
+    (info / "entry_points.txt").write_text("[torch.backends]\ntorch_musa = torch_musa:_autoload\n")
+    return directory
+
+
+def test_a_broken_driver_is_one_line_that_names_the_choices(tmp_path: Path) -> None:
+    site = with_broken_torch_musa(tmp_path / "site")
+    line = refused(start(tmp_path, environment([site], ACCELERATOR_BACKEND="musa")))
+    assert "libmusa.so.4" in line
+    assert "ACCELERATOR_BACKEND" in line
+
+
+def test_a_broken_driver_does_not_keep_the_cpu_from_running(tmp_path: Path) -> None:
+    site = with_broken_torch_musa(tmp_path / "site")
+    trained(start(tmp_path, environment([site], ACCELERATOR_BACKEND="cpu")))
+
+
+def test_doctor_tries_the_driver(tmp_path: Path) -> None:
+    site = with_broken_torch_musa(tmp_path / "site")
+    process = start(tmp_path, environment([site], ACCELERATOR_BACKEND="musa"), "-m", "musa_titan.cli", "doctor")
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "libmusa.so.4" in output
+
+
+CORRECTED = """
+import os, musa_titan
+musa_titan.apply_pretrain_patch()
+try:
+    import torch
+except RuntimeError as error:
+    print("REFUSED", error)
+os.environ["ACCELERATOR_BACKEND"] = "cpu"
+musa_titan.apply_pretrain_patch()
+import torch
+print("BACKEND", musa_titan.report().accelerator)
+"""
+
+
+def test_a_mistake_can_be_corrected_in_the_same_process(tmp_path: Path) -> None:
+    process = start(tmp_path, environment(ACCELERATOR_BACKEND="cpux"), "-c", CORRECTED)
+    output, errors = process.communicate(timeout=120)
+    assert "REFUSED ACCELERATOR_BACKEND='cpux' is not one of" in output
+    assert "BACKEND cpu" in output, errors
+
+
+REPEATED = CORE_ONLY.replace(
+    "parallel_state.initialize_model_parallel()",
+    """
+from megatron.core.parallel_state import initialize_model_parallel
+initialize_model_parallel()
+parallel_state.destroy_model_parallel()
+initialize_model_parallel()""",
+).replace(
+    "from megatron.core import parallel_state",
+    """
+from megatron.core import parallel_state
+""",
+)
+
+
+def test_model_parallelism_can_be_initialised_again(tmp_path: Path) -> None:
+    trained(start(tmp_path, environment(ACCELERATOR_BACKEND="cpu"), "-c", REPEATED, str(tmp_path / "store")))
+
+
 def test_a_rank_says_which_it_is(tmp_path: Path) -> None:
     assert refused(start(tmp_path, environment(RANK="3"))).startswith("musa_titan: error [rank 3]: ")
 
@@ -155,10 +230,10 @@ def test_transformer_engine_too_old(tmp_path: Path) -> None:
 def test_two_ranks_with_different_settings(tmp_path: Path) -> None:
     processes = [
         start(tmp_path, environment(ACCELERATOR_BACKEND="cpu", WORLD_SIZE="2", RANK=str(rank), **extra))
-        for rank, extra in enumerate([{}, {"MUSA_TITAN_REPORT_DIR": str(tmp_path)}])
+        for rank, extra in enumerate([{}, {"MUSA_TITAN_P2P_SLOTS": "4"}])
     ]
     lines = [refused(process) for process in processes]
     for rank, line in enumerate(lines):
         assert line.startswith(f"musa_titan: error [rank {rank}]: 1 of 2 ranks differ")
         assert "rank 1 on " in line
-        assert "(settings)" in line
+        assert "(setting p2p.slots: 4, elsewhere not given)" in line

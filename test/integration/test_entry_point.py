@@ -20,6 +20,22 @@ if __name__ == "__main__":
 """
 
 
+SPAWNING_SCRIPT = """
+import multiprocessing, sys
+def answer(queue):
+    import musa_titan
+    from megatron.training import arguments
+    queue.put(musa_titan.report()["entry.validation"].status)
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    worker = context.Process(target=answer, args=(queue,))
+    worker.start()
+    print("WORKER", queue.get(timeout=60))
+    worker.join()
+"""
+
+
 def run(command: list[str], directory: Path, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *command],
@@ -38,6 +54,12 @@ def test_the_users_own_script_runs_unchanged_and_patched(tmp_path: Path) -> None
     output = run([str(ROOT / "examples" / "pretrain_gpt.py"), "--some-flag"], tmp_path, MEGATRON_PATH=str(tmp_path))
     assert "ARGV ['--some-flag'] PATH True" in output
     assert "HOOK True applied" in output
+
+
+def test_workers_that_the_users_script_spawns_are_patched(tmp_path: Path) -> None:
+    (tmp_path / "pretrain_gpt.py").write_text(SPAWNING_SCRIPT)
+    output = run([str(ROOT / "examples" / "pretrain_gpt.py")], tmp_path, MEGATRON_PATH=str(tmp_path))
+    assert "WORKER applied" in output
 
 
 def test_a_checkout_on_the_search_path_is_enough(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import musa_titan
 
 PACKAGE = Path(musa_titan.__file__).parent
 FRAMEWORKS = {"megatron", "slime", "miles", "sglang", "transformer_engine"}
-BASE = {"patching", "accelerator", "features", "settings"}
+BASE = {"patching", "accelerator", "features", "options", "settings"}
 MECHANISMS = {"fp8", "dispatch", "offload", "p2p", "schedule"}
 TABLES_MAY_IMPORT = {"musa_titan.patching.spec"}
 
@@ -27,6 +27,8 @@ def imports_of(path: Path, runtime_only: bool = True) -> set[str]:
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             found.add(node.module)
+            if node.module == "musa_titan":  # from musa_titan import rl
+                found.update(f"musa_titan.{alias.name}" for alias in node.names)
         for child in ast.iter_child_nodes(node):
             visit(child)
 

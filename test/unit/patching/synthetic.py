@@ -24,6 +24,9 @@ class FakeSettings:
     show_traceback: bool = False
     on: frozenset[str] = frozenset()
 
+    def shared(self) -> dict[str, str]:
+        return {"runtime.strict": "True"} if self.strict else {}
+
     def enabled(self, feature: str) -> bool:
         return feature in self.on
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,21 @@ from test.unit.patching.synthetic import FakeSettings, Upstream, patch
 
 
 def rank_main(rank: int, store: Path, answer: Connection, upstream: Upstream, change: dict[str, Any]) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    mine = change if rank == 1 else {}
+    timeout = timedelta(seconds=2 if "silent" in change else 60)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timeout)
+    mine = change if rank == change.get("odd_rank", 1) else {}
+    if "silent" in mine:
+        answer.send("silent")
+        return
     if "package" in mine:
         digest.PACKAGE = mine["package"]
+    upstream.version = mine.get("version", upstream.version)
     patches = [patch("p", "upstream.a:f"), *mine.get("patches", ())]
     engine = upstream.engine(*patches, settings=mine.get("settings"))
     if "status" in mine:
         engine.records["p"].status = mine["status"]
     try:
-        digest.compare_ranks(engine)
+        digest.compare_ranks(engine, wanted=mine.get("wanted", True))
         answer.send("equal")
     except MusaTitanError as error:
         answer.send(str(error))
@@ -60,15 +66,17 @@ def test_applied_and_pending_may_differ_between_stages(upstream: Upstream, tmp_p
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"settings": FakeSettings(strict=True)}, "settings"),
-        ({"patches": (patch("q", "upstream.a:g"),)}, "declared patches"),
-        ({"status": "drifted"}, "drifted or failed patches"),
+        ({"settings": FakeSettings(strict=True)}, "(setting runtime.strict: True, elsewhere not given)"),
+        ({"patches": (patch("q", "upstream.a:g"),)}, "(declared patches: "),
+        ({"status": "drifted"}, "(drifted or failed patches: "),
+        ({"version": "1.2.4"}, "(megatron-core version: 1.2.4, elsewhere 1.2.3)"),
+        ({"wanted": False}, "rank 1 on"),
     ],
 )
 def test_all_ranks_name_what_differs(upstream: Upstream, tmp_path: Path, change: dict[str, Any], named: str) -> None:
     said = compare(upstream, tmp_path / "store", **change)
-    assert said[0] == said[1]
-    assert f"({named})" in said[0]
+    assert named in said[0]
+    assert said[1] == ("equal" if "wanted" in change else said[0])
 
 
 def test_another_package_on_one_node_is_named(upstream: Upstream, tmp_path: Path) -> None:
@@ -77,17 +85,30 @@ def test_another_package_on_one_node_is_named(upstream: Upstream, tmp_path: Path
     (package / "module.py").write_text("edited = True\n")
     said = compare(upstream, tmp_path / "store", package=package)
     assert said[0] == said[1]
-    assert "(musa_titan's files)" in said[0]
+    assert "(musa_titan's files: " in said[0]
+
+
+def test_a_silent_rank_is_named_and_nobody_waits_for_ever(upstream: Upstream, tmp_path: Path) -> None:
+    said = compare(upstream, tmp_path / "store", silent=True)
+    assert said == ["1 of 2 ranks did not say within 2 s how they are adapted: 1. Either they are stuck before this "
+                    "point, or their program does not call musa_titan.apply_pretrain_patch()", "silent"]  # fmt: skip
+
+
+def test_a_rank_0_that_does_not_compare_is_named(upstream: Upstream, tmp_path: Path) -> None:
+    said = compare(upstream, tmp_path / "store", odd_rank=0, wanted=False)
+    assert said == ["equal", "rank 0 runs with --no-musa-rank-check and this rank without; give all ranks the same"]
 
 
 def test_the_majority_is_right() -> None:
-    usual, odd = {"settings": "a", "host": "node1"}, {"settings": "b", "host": "node7"}
+    usual, odd = {"setting p2p.slots": "4", "host": "node1"}, {"host": "node7"}
     message = digest.describe_difference([usual, usual, odd])
-    assert message.startswith("1 of 3 ranks differ from the others: rank 2 on node7 (settings).")
+    assert message.startswith(
+        "1 of 3 ranks differ from the others: rank 2 on node7 (setting p2p.slots: not given, elsewhere 4)."
+    )
 
 
 def test_at_most_eight_ranks_are_named() -> None:
-    ranks = [{"settings": str(i) if i > 20 else "same", "host": "n"} for i in range(40)]
+    ranks = [{"accelerator": str(i) if i > 20 else "same", "host": "n"} for i in range(40)]
     message = digest.describe_difference(ranks)
     assert message.count("rank ") == 8
     assert "and 11 more" in message

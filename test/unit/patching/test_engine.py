@@ -151,12 +151,23 @@ def test_four_threads_importing_see_only_the_patched_function(upstream: Upstream
     assert results == [2, 2, 2, 2]
 
 
-def test_late_application_rebinds_aliases_and_says_late(upstream: Upstream) -> None:
+def test_late_application_rebinds_aliases_and_says_late(
+    upstream: Upstream, caplog: pytest.LogCaptureFixture
+) -> None:
     upstream.write(a=MODULE, b="from upstream.a import f as g\n")
     b = load("b")
     engine = upstream.engine(patch("p", "upstream.a:f"))
     assert b.g(1) == 2
     assert engine.report()["p"].status == "late"
+    assert "1 module was imported before apply_pretrain_patch(): upstream.a." in caplog.text
+
+
+def test_a_module_that_has_executed_is_not_executed_differently_any_more(upstream: Upstream) -> None:
+    upstream.write(a=MODULE)
+    load("a")
+    engine = upstream.engine(patch("around", "upstream.a", kind="around_import"))
+    assert engine.report()["around"].status == "skipped"
+    assert engine.report()["around"].detail == "its module was imported before"
 
 
 def test_late_application_is_refused_under_strict(upstream: Upstream) -> None:
@@ -216,6 +227,14 @@ def test_skip_and_version_reasons_are_reported(upstream: Upstream) -> None:
     assert "from 2.0" in engine.report()["v"].detail
 
 
+def test_a_patch_for_some_versions_is_not_applied_to_an_unknown_one(upstream: Upstream) -> None:
+    upstream.write(a=MODULE)
+    upstream.version = ""
+    engine = upstream.engine(patch("v", "upstream.a:f", versions=(None, "9")))
+    load("a")
+    assert engine.report()["v"].status == "skipped"
+
+
 def test_patched_function_pickles_by_name_and_keeps_its_identity(upstream: Upstream) -> None:
     upstream.write(a=MODULE)
     upstream.engine(patch("p", "upstream.a:f"))
@@ -257,5 +276,7 @@ def test_around_import_and_hook(upstream: Upstream) -> None:
     a = load("a")
     assert (a.SEEN, a.X, importlib.import_module("factories").INSIDE) == (True, 2, False)
     assert [record.status for record in engine.report().records] == ["applied", "applied"]
+    importlib.reload(a)
+    assert a.X == 2
     engine.unapply()
     assert a.X == 1
