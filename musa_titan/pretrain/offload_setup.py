@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from musa_titan.accelerator.host import available_memory, values_on_this_node
 from musa_titan.accelerator.interface import Accelerator
 from musa_titan.offload.device import Device, StreamDevice
 from musa_titan.offload.engine import Engine
@@ -18,9 +19,9 @@ from musa_titan.offload.pool import HostPool
 from musa_titan.offload.session import Session
 from musa_titan.patching.spec import Context, MusaTitanError
 
+logger = logging.getLogger("musa_titan")
+
 GB = 1_000_000_000
-USABLE = 0.85
-"""Part of the host pool that a plan may fill: size classes round up, and slabs end in remainders."""
 
 
 def make_session(context: Context, label: str) -> Session:
@@ -35,7 +36,6 @@ def make_session(context: Context, label: str) -> Session:
         resident=None if options.resident_gb is None else int(options.resident_gb * GB),
         drain=options.drain,
         prefetch=options.prefetch,
-        host_bytes=int(pool.capacity * USABLE),
     )
     runtime = accelerator.runtime
     directory = options.report_dir or context.settings["runtime"].report_dir
@@ -52,37 +52,42 @@ def make_session(context: Context, label: str) -> Session:
 
 def make_device(accelerator: Accelerator) -> Device:
     """Streams of the device that this process has made current."""
+    return StreamDevice(accelerator.runtime, device_of(accelerator))
+
+
+def device_of(accelerator: Accelerator) -> torch.device:
+    """The current device of this process."""
     kind = accelerator.device_type
-    index = None if kind == "cpu" else accelerator.runtime.current_device()
-    return StreamDevice(accelerator.runtime, torch.device(kind) if index is None else torch.device(kind, index))
+    return torch.device(kind) if kind == "cpu" else torch.device(kind, accelerator.runtime.current_device())
 
 
 def make_pool(accelerator: Accelerator, host_gb: float | None) -> HostPool:
-    """This process's part of the node's host memory for activations."""
+    """This process's part of the node's host memory for activations. A collective of the whole job."""
     pinned = accelerator.probe("pinned_memory").usable
     node = None
     if pinned:
         runtime: Any = accelerator.runtime
         node = node_of_device(runtime.get_device_properties(runtime.current_device()))
-    return HostPool(host_bytes(host_gb) // local_ranks(), pinned=pinned, node=node)
+    # Asked before anybody on the node can take some: all ranks meet in the exchange.
+    available = values_on_this_node(available_memory() or 0, device_of(accelerator))
+    return HostPool(host_bytes(host_gb, min(available)) // len(available), pinned=pinned, node=node)
 
 
-def host_bytes(host_gb: float | None) -> int:
-    """Bytes of a node's memory that activations may take; not given: half of what is available now."""
-    if host_gb is not None:
-        return int(host_gb * GB)
-    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            pages = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        pass
-    return pages // 2
-
-
-def local_ranks() -> int:
-    """Processes of this job on this node."""
-    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+def host_bytes(host_gb: float | None, available: int) -> int:
+    """Bytes of a node's memory that activations may take, of those `available` (0: not known): as given, but not more;
+    not given: half."""
+    if host_gb is None:
+        return available // 2
+    given = int(host_gb * GB)
+    if 0 < available < given:
+        logger.warning(
+            "musa_titan offload: --musa-offload-host-gb %s is more than the %.1f GB that this node, or the control "
+            "group of this job, has available; activations get no more than that",
+            host_gb,
+            available / GB,
+        )
+        return available
+    return given
 
 
 def bandwidth(device: Device, pool: HostPool, given: float | None) -> Bandwidth:
