@@ -33,7 +33,7 @@ class Wishes:
     prefetch: int | None = None
     """Events given to every copy-in."""
     host_bytes: int | None = None
-    """Bytes of host memory; a plan that needs more is not made."""
+    """Bytes of tensors that host memory has room for; a plan that needs more is not made."""
 
 
 @dataclass(frozen=True)

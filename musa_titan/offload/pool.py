@@ -2,12 +2,17 @@
 
 Slabs are page-locked where there is a device to copy from, and lie on its NUMA node. They are kept: locking pages costs
 more than a step. Sizes are rounded up to a class, so that blocks of changing size (MoE) find each other's room again.
+
+A slab is a power of two, because torch's allocator of page-locked memory rounds to one (``CachingHostAllocator.h``), so
+that no page is locked which is not counted. It holds eight slots of the class that it is taken for where the cap allows
+that; what remains of it serves smaller classes. Once nothing is in use, as between two iterations, slabs are whole
+again: yesterday's sizes do not stand in the way of today's.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +22,15 @@ from musa_titan.offload.numa import preferring_node
 GRAIN = 64 * 1024
 """Smallest class in bytes, and the alignment of all."""
 SLAB = 64 * 1024 * 1024
-"""Bytes of a slab; a power of two, to which torch's pinned allocator would round anyway."""
+"""Bytes of a slab, more where slots or the cap are large, less at the end of the cap."""
+SLOTS = 8
+"""Slots that a slab has room for, if SLOTS such slabs fit under the cap."""
+MOST_SLABS = 64
+"""A larger cap has larger slabs rather than more: looking for room looks at all of them."""
+
+EVEN = 0.95
+"""Part of the room that a mix of classes finds for sure: slabs end unevenly (found by filling pools of 1 to 64 GiB with
+mixes of up to six classes: at least 0.96)."""
 
 
 @dataclass
@@ -32,6 +45,16 @@ def size_class(nbytes: int) -> int:
     """`nbytes` rounded up: to 64 KiB, and above 512 KiB to an eighth of a power of two (at most 12.5 % more)."""
     step = max(GRAIN, 1 << max(0, (max(nbytes, 1) - 1).bit_length() - 4))
     return -(-max(nbytes, 1) // step) * step
+
+
+def _power_above(number: int) -> int:
+    """The smallest power of two that is not below `number`."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+def _power_below(number: int) -> int:
+    """The largest power of two that is not above `number`, at least 1."""
+    return 1 << max(0, number.bit_length() - 1)
 
 
 class HostPool:
@@ -55,18 +78,19 @@ class HostPool:
         self._pinned, self._node = pinned, node
         self._allocate = allocate or self._from_system
         self._free: dict[int, list[HostSlot]] = {}
-        self._rest: torch.Tensor | None = None
+        self._rests: list[torch.Tensor] = []
+        """What is not cut yet of each slab."""
         self._slabs: list[torch.Tensor] = []
 
     def take(self, nbytes: int) -> HostSlot | None:
         """A slot of at least `nbytes`, or None: the cap is reached, or the system has no more memory."""
         size = size_class(nbytes)
         waiting = self._free.get(size)
-        slot = waiting.pop() if waiting else self._cut(size)
+        slot = waiting.pop() if waiting else self._cut(size) or self._larger(size)
         if slot is None:
             self.refused += 1
             return None
-        self.used += size
+        self.used += slot.buffer.numel()
         return slot
 
     def give_back(self, slot: HostSlot) -> None:
@@ -74,33 +98,66 @@ class HostPool:
         size = slot.buffer.numel()
         self.used -= size
         self._free.setdefault(size, []).append(slot)
+        if not self.used:
+            self._free.clear()
+            self._rests = list(self._slabs)
 
     def addresses(self) -> set[int]:
         """Where the slabs are; for accounting."""
         return {slab.data_ptr() for slab in self._slabs}
 
+    def usable(self, sizes: Iterable[int]) -> int:
+        """How many bytes of tensors find room, if their sizes are mixed like `sizes`: the cap less what classes round
+        up, what slabs end in, and the last, partial slab."""
+        known = [nbytes for nbytes in sizes if _power_above(size_class(nbytes)) <= self.capacity]
+        if not known:
+            return self.capacity
+        slabs = {nbytes: self._slab_for(size_class(nbytes)) for nbytes in set(known)}
+        taken = sum(slabs[nbytes] / (slabs[nbytes] // size_class(nbytes)) for nbytes in known)
+        whole = self.capacity - self.capacity % max(slabs.values())
+        return int(EVEN * whole * sum(known) / taken)
+
     def _cut(self, size: int) -> HostSlot | None:
-        if self._rest is None or self._rest.numel() < size:
+        """A slot from the smallest rest that has room for it, or from a new slab."""
+        fitting = [place for place, rest in enumerate(self._rests) if rest.numel() >= size]
+        if not fitting:
             slab = self._grow(size)
             if slab is None:
                 return None
-            self._rest = slab
-        slot, self._rest = HostSlot(self._rest[:size]), self._rest[size:]
-        return slot
+            self._rests.append(slab)
+            fitting = [len(self._rests) - 1]
+        place = min(fitting, key=lambda place: self._rests[place].numel())
+        rest = self._rests[place]
+        self._rests[place] = rest[size:]
+        return HostSlot(rest[:size])
+
+    def _larger(self, size: int) -> HostSlot | None:
+        """The smallest slot of a larger class that is free."""
+        larger = min((other for other, slots in self._free.items() if slots and other > size), default=None)
+        return self._free[larger].pop() if larger is not None else None
 
     def _grow(self, size: int) -> torch.Tensor | None:
-        want = max(SLAB, size)
-        for nbytes in sorted({want, max(size, min(want, self.capacity - self.reserved))}, reverse=True):
-            if self.reserved + nbytes > self.capacity:
-                continue
-            try:
-                slab = self._allocate(nbytes)
-            except (RuntimeError, MemoryError):
-                continue
-            self.reserved += nbytes
-            self._slabs.append(slab)
-            return slab
+        nbytes = self._slab_for(size)
+        while nbytes >= size:
+            if self.reserved + nbytes <= self.capacity and self._add_slab(nbytes):
+                return self._slabs[-1]
+            nbytes //= 2
         return None
+
+    def _add_slab(self, nbytes: int) -> bool:
+        try:
+            slab = self._allocate(nbytes)
+        except (RuntimeError, MemoryError):
+            return False
+        self.reserved += nbytes
+        self._slabs.append(slab)
+        return True
+
+    def _slab_for(self, size: int) -> int:
+        """Bytes of a slab with room for `size`, a power of two."""
+        least = max(SLAB, _power_below(self.capacity // MOST_SLABS))
+        most = max(least, _power_below(self.capacity // SLOTS))
+        return max(_power_above(size), min(max(SLOTS * _power_above(size), least), most))
 
     def _from_system(self, nbytes: int) -> torch.Tensor:
         with preferring_node(self._node):

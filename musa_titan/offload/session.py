@@ -119,6 +119,15 @@ class Session:
         if self._is_new:
             counters = asdict(self.engine.counters)
             self._write("observed", absent=self.engine.timeline, counters=counters, opaque=sorted(self.engine.opaque))
+            if self.choice is not None and self.engine.counters.spilled:
+                logger.warning(
+                    "musa_titan offload, %s: %s B of %s B that were to leave stayed on the device, as host memory was "
+                    "exhausted at %s B. Raise --musa-offload-host-gb",
+                    self._label,
+                    f"{self.engine.counters.spilled:,}",
+                    f"{self.engine.counters.spilled + self.engine.counters.copied_out:,}",
+                    f"{self.engine.pool.reserved:,}",
+                )
         if self._is_outdated(observed):
             self._sizes = observed
             self._choices.clear()
@@ -134,7 +143,9 @@ class Session:
     # -- planning ---------------------------------------------------------------------------------------------------
 
     def _choose(self, times: Lifetimes, costs: Costs) -> Choice:
-        choice = choose(times, [sizes.typical for sizes in self._sizes], costs, self._wishes)
+        typical = [sizes.typical for sizes in self._sizes]
+        host = self.engine.pool.usable(nbytes for sizes in typical for nbytes in sizes.movable)
+        choice = choose(times, typical, costs, replace(self._wishes, host_bytes=host))
         self._write("plan", **self._described(choice))
         if choice.problem:
             logger.warning("musa_titan offload, %s: %s", self._label, choice.problem)

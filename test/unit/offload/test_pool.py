@@ -7,12 +7,13 @@ import platform
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from musa_titan.offload.numa import node_of_device, node_of_pci_device, preferring_node
-from musa_titan.offload.pool import GRAIN, SLAB, HostPool, size_class
+from musa_titan.offload.pool import GRAIN, SLAB, HostPool, HostSlot, size_class
 
 
 @given(st.integers(1, 1 << 34))
@@ -37,6 +38,84 @@ def test_slabs_never_exceed_the_cap(requests: list[tuple[int, bool]]) -> None:
                 pool.give_back(slots.pop())
         assert pool.reserved <= pool.capacity
         assert pool.used == sum(slot.buffer.numel() for slot in slots) <= pool.reserved
+
+
+def on_no_device(nbytes: int) -> torch.Tensor:
+    """A slab of any size that takes no memory."""
+    return torch.empty(nbytes, dtype=torch.uint8, device="meta")
+
+
+@given(st.integers(GRAIN, 1 << 38), st.lists(st.integers(1, 1 << 30), min_size=1, max_size=5))
+def test_a_slab_is_a_power_of_two_as_page_locked_memory_is(capacity: int, sizes: list[int]) -> None:
+    taken: list[int] = []
+
+    def allocate(nbytes: int) -> torch.Tensor:
+        taken.append(nbytes)
+        return on_no_device(nbytes)
+
+    pool = HostPool(capacity, allocate=allocate)
+    for nbytes in sizes:
+        pool.take(nbytes)
+    assert all(nbytes.bit_count() == 1 for nbytes in taken)
+    assert pool.reserved == sum(taken) <= capacity
+
+
+def fill(pool: HostPool, sizes: list[int]) -> tuple[int, list[HostSlot]]:
+    """Bytes of tensors that find room, taken in the order of `sizes` over and over, and their slots."""
+    held, slots = 0, []
+    while True:
+        for nbytes in sizes:
+            slot = pool.take(nbytes)
+            if slot is None:
+                return held, slots
+            held += nbytes
+            slots.append(slot)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(4 << 30, 16 << 30), st.lists(st.integers(8 << 20, 64 << 20), min_size=1, max_size=4))
+def test_what_is_promised_finds_room_however_often(capacity: int, sizes: list[int]) -> None:
+    pool = HostPool(capacity, allocate=on_no_device)
+    promised = pool.usable(sizes)
+    for _ in range(2):
+        held, slots = fill(pool, sizes)
+        assert held >= promised
+        for slot in slots:
+            pool.give_back(slot)
+
+
+@pytest.mark.parametrize("mebibytes", [33, 40, 56, 144])
+def test_most_of_the_cap_holds_tensors_of_one_size(mebibytes: int) -> None:
+    capacity = 8 << 30
+    held, _ = fill(HostPool(capacity, allocate=on_no_device), [mebibytes << 20])
+    assert held >= 0.85 * capacity
+
+
+def test_the_rest_of_a_slab_serves_smaller_tensors() -> None:
+    pool = HostPool(SLAB, allocate=on_no_device)
+    assert pool.take(5 * SLAB // 8) is not None
+    assert pool.take(SLAB // 2) is None
+    assert pool.take(3 * SLAB // 8) is not None
+    assert pool.reserved == SLAB
+
+
+def test_sizes_of_yesterday_leave_no_trace() -> None:
+    pool = HostPool(SLAB, allocate=on_no_device)
+    for nbytes in (SLAB // 64, SLAB, SLAB // 2):
+        held, slots = fill(pool, [nbytes])
+        assert held == SLAB
+        for slot in slots:
+            pool.give_back(slot)
+
+
+def test_a_larger_slot_serves_where_there_is_no_other_room() -> None:
+    pool = HostPool(SLAB, allocate=on_no_device)
+    first, second = pool.take(SLAB // 2), pool.take(SLAB // 2)
+    assert first is not None
+    assert second is not None
+    pool.give_back(first)
+    assert pool.take(GRAIN) is not None
+    assert pool.used == SLAB
 
 
 def test_slots_do_not_overlap() -> None:

@@ -125,6 +125,21 @@ def test_routed_bytes_are_allowed_to_differ_as_the_expert_load_does() -> None:
     assert routed[0].allowance == 120 + 1000
 
 
+def test_a_plan_that_the_host_cannot_hold_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """The plan is made for what the pool promised; then half of it is gone."""
+    session, chunks = make_session(wishes=Wishes(fraction=1.0, prefetch=1), label="rank 3"), make_chunks(1)
+    run_iteration(chunks, ORDER, session)
+    session.engine.pool.capacity = session.engine.pool.reserved
+    taken = session.engine.pool.take(session.engine.pool.reserved)
+    assert taken is not None
+    with caplog.at_level("WARNING", logger="musa_titan"):
+        for _ in range(2):
+            run_iteration(chunks, ORDER, session)
+    assert [record.message.count("stayed on the device") for record in caplog.records] == [1]
+    assert "rank 3" in caplog.text
+    assert "--musa-offload-host-gb" in caplog.text
+
+
 def test_held_tensors_count_as_kept() -> None:
     observed = {Block(0, 0): Observed(((("A", "x", 0), 100), (("Rope", "x", 0), 50)), kept=5)}
     (sizes,) = chunk_sizes(observed, {0: {("Rope", "x", 0)}})
