@@ -1,4 +1,5 @@
-"""What can go wrong between two pipeline stages. Each message names rank, peer, channel, sequence and a remedy."""
+"""What can go wrong between two pipeline stages. Each message names the rank and a remedy; that of a transfer also the
+peer, the channel, and the chunk (sequence) or message it is about."""
 
 from __future__ import annotations
 

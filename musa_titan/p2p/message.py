@@ -39,9 +39,9 @@ class Handle:
     """What ``isend`` and ``irecv`` return: :meth:`wait` any number of times, in any order."""
 
     def __init__(
-        self, staging: Staging, failure: Callable[[], P2PError | None], help_along: Callable[[], bool] | None = None
+        self, staging: Staging, failure: Callable[[], P2PError], help_along: Callable[[], bool] | None = None
     ) -> None:
-        """`help_along`: work that a waiting owner can do itself; returns whether it did any."""
+        """`failure`: why the session ended. `help_along`: work that a waiting owner can do; returns whether it did."""
         self._help_along = help_along
         self._staging = staging
         self._failure = failure
@@ -75,8 +75,7 @@ class Handle:
                 pause = min(2 * pause, LONGEST_HELP_PAUSE)
         self._settled.wait()
         if not self._complete:
-            failure = self._failure()
-            raise failure if failure is not None else P2PError("mooncake p2p: the session was closed during a transfer")
+            raise self._failure()
         self._staging.join(self._last_copy)
         return True
 
@@ -148,7 +147,7 @@ class Incoming:
             raise MismatchError(
                 f"{where}: the message is {describe(header.dtype, header.shape)}, expected is "
                 f"{describe(self.dtype, self.shape)}. Give all stages the same sequence length, micro-batch size, "
-                "hidden size and dtype, or use --variable-seq-lengths where shapes differ"
+                "hidden size and dtype, or set variable_seq_lengths in the model's configuration where lengths differ"
             )
         if (header.message, header.offset, header.total) != (number, self.received, self.data.numel()):
             raise MismatchError(
@@ -157,20 +156,28 @@ class Incoming:
             )
 
 
-def dtype_code(dtype: torch.dtype) -> int:
-    """Index in DTYPES.
+def dtype_code(dtype: torch.dtype, where: Callable[[], str]) -> int:
+    """Index in DTYPES. `where` names the message in an error.
 
     Raises:
         MismatchError: this dtype has no code.
     """
     if dtype not in DTYPES:
-        raise MismatchError(f"mooncake p2p: tensors of dtype {dtype} cannot be sent between stages")
+        known = ", ".join(str(one).removeprefix("torch.") for one in DTYPES)
+        raise MismatchError(f"{where()}: tensors of dtype {dtype} cannot be sent between stages; use one of {known}")
     return DTYPES.index(dtype)
 
 
-def check_rank(tensor: torch.Tensor) -> None:
+def check_dimensions(tensor: torch.Tensor, where: Callable[[], str]) -> None:
+    """Refuse a tensor whose shape no header can hold.
+
+    Raises:
+        MismatchError: it has too many dimensions.
+    """
     if tensor.dim() > MAX_DIMS:
-        raise MismatchError(f"mooncake p2p: a tensor of {tensor.dim()} dimensions; a header names at most {MAX_DIMS}")
+        raise MismatchError(
+            f"{where()}: a tensor of {tensor.dim()} dimensions; a header names at most {MAX_DIMS}. Reshape it"
+        )
 
 
 def describe(dtype: int, shape: tuple[int, ...]) -> str:

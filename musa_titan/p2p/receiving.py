@@ -29,6 +29,7 @@ class ReceiveRing:
         self._copying: deque[tuple[int, torch.Tensor, Any]] = deque()
         self._header: Header | None = None
         self._copied = 0
+        self._posted = 0
         self._sequence = 1
         self._number = 0
         self._consumed = 0
@@ -48,10 +49,15 @@ class ReceiveRing:
         """Whether a receive is posted that the peer still has to serve."""
         return bool(self._queue)
 
+    def next_message(self) -> str:
+        """How an error names the message that is posted next."""
+        return f"mooncake p2p: rank {self.channel.target} ← {self.peer}, channel {self.channel}, message {self._posted}"
+
     def post(self, message: Incoming) -> None:
         """Await `message` after those posted before."""
         if not self._queue:
             self.moved_at = time.monotonic()
+        self._posted += 1
         self._queue.append(message)
 
     def advance(self) -> bool:

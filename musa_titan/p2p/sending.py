@@ -61,7 +61,12 @@ class SendRing:
 
     @property
     def next_number(self) -> int:
+        """Number in its channel, from 0, of the message that is posted next."""
         return self._posted
+
+    def next_message(self) -> str:
+        """How an error names the message that is posted next."""
+        return f"mooncake p2p: rank {self.channel.source} → {self.peer}, channel {self.channel}, message {self._posted}"
 
     def post(self, message: Outgoing) -> None:
         """Queue `message`; copy what there are free slots for at once, if that does not keep the caller for long."""

@@ -20,7 +20,7 @@ from musa_titan.p2p.config import P2PConfig
 from musa_titan.p2p.errors import EngineError, P2PError, PeerLostError, RemoteFailureError, SlotError
 from musa_titan.p2p.layout import Direction
 from musa_titan.p2p.links import Link, Links
-from musa_titan.p2p.message import Channel, Handle, Incoming, Outgoing, check_rank, dtype_code
+from musa_titan.p2p.message import Channel, Handle, Incoming, Outgoing, check_dimensions, dtype_code
 from musa_titan.p2p.progress import Progress
 from musa_titan.p2p.receiving import ReceiveRing
 from musa_titan.p2p.ring import Local, Peer
@@ -77,15 +77,15 @@ class Session:
             P2PError: the session has failed, or the tensor is larger than a slot under `strict_slot`.
         """
         self._check_usable()
-        check_rank(tensor)
         ring = self._sends[direction]
+        check_dimensions(tensor, ring.next_message)
         data = flat_bytes(tensor)
         if self.config.strict_slot and data.numel() > self.config.slot_bytes:
             self.failed(self._too_large(tensor, data.numel(), ring))
             self._check_usable()
         staging = self.local.staging
         handle = Handle(staging, self._raised, ring.copy_next)
-        code, mark = dtype_code(tensor.dtype), staging.mark()
+        code, mark = dtype_code(tensor.dtype, ring.next_message), staging.mark()
         ring.post(Outgoing(data, code, tuple(tensor.shape), mark, handle, ring.next_number))
         self._posted(handle)
         return handle
@@ -97,12 +97,13 @@ class Session:
             P2PError: the session has failed.
         """
         self._check_usable()
+        ring = self._receives[direction]
         if not tensor.is_contiguous():
-            raise P2PError("mooncake p2p: a tensor to receive into must be contiguous")
+            raise P2PError(f"{ring.next_message()}: a tensor to receive into must be contiguous. Allocate it so")
         handle = Handle(self.local.staging, self._raised)
-        message = Incoming(dtype_code(tensor.dtype), handle)
+        message = Incoming(dtype_code(tensor.dtype, ring.next_message), handle)
         message.attach(tensor, self.local.staging.mark())
-        self._receives[direction].post(message)
+        ring.post(message)
         self._posted(handle)
         return handle
 
@@ -111,13 +112,17 @@ class Session:
     ) -> tuple[torch.Tensor, Handle]:
         """As :meth:`irecv` for a shape that only the sender knows: waits for its header and calls ``allocate(shape)``.
 
+        It cannot return before: the slot is emptied once there is a tensor, and an owner that gave it only in
+        ``wait()`` could wait for a send first, whose receiver waits for one as well.
+
         Raises:
             P2PError: the session has failed.
         """
         self._check_usable()
+        ring = self._receives[direction]
         handle = Handle(self.local.staging, self._raised)
-        message = Incoming(dtype_code(dtype), handle)
-        self._receives[direction].post(message)
+        message = Incoming(dtype_code(dtype, ring.next_message), handle)
+        ring.post(message)
         self._posted(handle)
         message.described.wait()
         self._check_usable()
@@ -193,12 +198,8 @@ class Session:
 
     def listen(self) -> None:
         for link in self._links.by_peer.values():
-            for news in link.hear():
-                if news["kind"] == "failed":
-                    self.failed(RemoteFailureError(f"{news['text']} (reported by rank {news['rank']})"), news)
-            if link.lost and not link.said_bye and not self.closed:
-                self.failed(self._lost(link, f"has ended: {link.lost}", "Its log says why"))
-            elif link.said_bye and not self.closed and not self.step():
+            self._hear(link)
+            if link.said_bye and not self.closed and not self.step():
                 waiting = [ring for ring in self._rings if ring.peer.rank == link.peer and ring.busy]
                 if waiting:
                     remedy = "It left while this rank still expected it: let all stages run the same number of steps"
@@ -231,19 +232,35 @@ class Session:
     # -- helpers ----------------------------------------------------------------------------------------------------
 
     def _check_usable(self) -> None:
-        if self.failure is not None:
-            raise self._raised() or self.failure
-        if self.closed:
-            raise P2PError("mooncake p2p: the session is closed")
+        if self.failure is not None or self.closed:
+            raise self._raised()
 
-    def _raised(self) -> P2PError | None:
-        """A new exception each time: one that is raised again would collect tracebacks."""
-        return type(self.failure)(*self.failure.args) if self.failure is not None else None
+    def _raised(self) -> P2PError:
+        """Why nothing travels any more. A new exception each time: one that is raised again collects tracebacks."""
+        if self.failure is not None:
+            return type(self.failure)(*self.failure.args)
+        return P2PError(
+            f"mooncake p2p: rank {self.rank}: the session of pipeline {list(self.members)} is closed. It ends with its "
+            "process group: send and receive before that"
+        )
 
     def _posted(self, handle: Handle) -> None:
         self._progress.notify()
         if self.failure is not None:  # it failed while this was being posted, so nobody else lets the owner go
             handle.give_up()
+
+    def _hear(self, link: Link, broken: EngineError | None = None) -> None:
+        """Fail with what a neighbour reports, or because it is gone.
+
+        Args:
+            broken: a transfer that failed; then the end of a peer explains it even if it was announced.
+        """
+        for news in link.hear():
+            if news["kind"] == "failed":
+                self.failed(RemoteFailureError(f"{news['text']} (reported by rank {news['rank']})"), news)
+        if link.lost and (broken or not (link.said_bye or self.closed)):
+            how = f"{link.lost}; {broken}" if broken else link.lost
+            self.failed(self._lost(link, f"has ended: {how}", "Its log says why"))
 
     def _diagnose(self, error: EngineError) -> None:
         """A transfer failed: wait a moment for news of the reason, which explain more than the engine's status."""
@@ -251,11 +268,7 @@ class Session:
         while self.failure is None and time.monotonic() < deadline:
             self._links.sleep(0.05)
             for link in self._links.by_peer.values():
-                for news in link.hear():
-                    if news["kind"] == "failed":
-                        self.failed(RemoteFailureError(f"{news['text']} (reported by rank {news['rank']})"), news)
-                if link.lost:
-                    self.failed(self._lost(link, f"has ended: {link.lost}; {error}", "Its log says why"))
+                self._hear(link, error)
         self.failed(error)
 
     def _lost(self, link: Link, what: str, remedy: str) -> PeerLostError:
@@ -266,7 +279,7 @@ class Session:
 
     def _too_large(self, tensor: torch.Tensor, size: int, ring: SendRing) -> SlotError:
         return SlotError(
-            f"mooncake p2p: rank {ring.channel} needs {size:,} B for a tensor {list(tensor.shape)} of {tensor.dtype}, "
+            f"{ring.next_message()} needs {size:,} B for a tensor {list(tensor.shape)} of {tensor.dtype}, "
             f"but a slot holds {self.config.slot_bytes:,} B. Set --musa-p2p-slot-bytes {size} "
             "(or drop --musa-p2p-strict-slot to send in chunks)"
         )

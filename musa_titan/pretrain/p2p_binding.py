@@ -103,7 +103,11 @@ def _look_up(communicator: Any, context: Context) -> Session | None:
 def _receive(session: Session, direction: Direction, config: Any, shape: Any) -> tuple[torch.Tensor, Handle]:
     """Allocate and post a receive; where shapes vary, the sender's header tells which."""
     if config.pipeline_dtype is None or shape is None:
-        raise P2PError("mooncake p2p: a receive needs config.pipeline_dtype and a tensor shape; the schedule gave none")
+        raise P2PError(
+            f"mooncake p2p: rank {session.rank}, receive {direction.name.lower()}: the schedule gave pipeline_dtype "
+            f"{config.pipeline_dtype} and shape {shape}, but both are needed. Set pipeline_dtype in the model's "
+            "configuration, and pass a tensor shape to the communicator"
+        )
 
     def allocate(shape: Any) -> torch.Tensor:
         device = torch.cuda.current_device()

@@ -200,6 +200,8 @@ def too_large(rank: int, count: int, store: Any) -> None:
 def test_strict_refuses_a_tensor_larger_than_a_slot_on_all_ranks_and_says_what_it_needs() -> None:
     sender, receiver = run_ranks(too_large, 2)
     assert sender.error == "SlotError"
+    assert "rank 0 → rank 1 (pid " in sender.text
+    assert "channel 0 → 1 forward, message 0 needs" in sender.text
     assert "needs 4,100 B" in sender.text
     assert "[1025] of torch.float32" in sender.text
     assert "slot holds 4,096 B" in sender.text
@@ -216,7 +218,8 @@ def used_after_close(rank: int, count: int, store: Any) -> None:
 
 
 def test_a_closed_session_says_so() -> None:
-    assert [outcome.text for outcome in run_ranks(used_after_close, 2)] == ["mooncake p2p: the session is closed"] * 2
+    for rank, outcome in enumerate(run_ranks(used_after_close, 2)):
+        assert f"rank {rank}: the session of pipeline [0, 1] is closed" in outcome.text
 
 
 def unsuitable(rank: int, count: int, store: Any) -> list[str]:
@@ -236,7 +239,11 @@ def unsuitable(rank: int, count: int, store: Any) -> list[str]:
 
 
 def test_tensors_that_no_header_can_describe_are_refused_before_anything_is_sent() -> None:
-    complex_numbers, dimensions, layout = values(run_ranks(unsuitable, 2))[0]
+    found = values(run_ranks(unsuitable, 2))[0]
+    for refused, arrow, channel in zip(found, "→→←", ("0 → 1", "0 → 1", "1 → 0"), strict=True):
+        assert f"rank 0 {arrow} rank 1 (pid " in refused
+        assert f"channel {channel} forward, message 0: " in refused
+    complex_numbers, dimensions, layout = found
     assert "complex64" in complex_numbers
     assert "9 dimensions" in dimensions
     assert "contiguous" in layout

@@ -170,7 +170,7 @@ def test_a_communicator_older_than_the_settings_gets_its_session_at_its_first_tr
 
 
 def test_a_receive_without_a_shape_or_dtype_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = communicator_class(monkeypatch, session=object())
+    made = communicator_class(monkeypatch, session=SimpleNamespace(rank=3))
     config = SimpleNamespace(pipeline_dtype=None)
-    with pytest.raises(MusaTitanError, match="pipeline_dtype"):
+    with pytest.raises(MusaTitanError, match=r"rank 3, receive forward: .* pipeline_dtype None and shape \(1,\)"):
         made(Group(2), config)._communicate(**{**NOTHING, "recv_prev": True, "tensor_shape": (1,)})
