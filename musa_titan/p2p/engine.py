@@ -21,7 +21,8 @@ from typing import Any
 from musa_titan.p2p.errors import EngineError
 
 PACKAGE = "mooncake-transfer-engine-non-cuda==0.3.13.post1"
-SYSTEM_PACKAGES = "libibverbs1 libnuma1 libcurl4"
+SYSTEM_LIBRARIES = {"ibverbs": "libibverbs1", "numa": "libnuma1", "curl": "libcurl4"}
+"""What the package is linked with -> the Debian package that has it."""
 _FORCE = {"tcp": "MC_FORCE_TCP", "rdma": "MC_FORCE_HCA", "musa": "MC_FORCE_MUSA"}
 PORTS = ("MC_MIN_RPC_PORT", "MC_MAX_RPC_PORT", 15000, 17000)
 
@@ -167,8 +168,8 @@ def load_library() -> Any:
     except ImportError as error:
         raise EngineError(
             f"mooncake p2p: the transfer engine cannot be loaded ({error}). Install it with `pip install {PACKAGE}` "
-            f"and `apt-get install {SYSTEM_PACKAGES}` (on a MUSA image: Mooncake built with MUSA support), "
-            "or run with --musa-p2p default"
+            f"and `apt-get install {' '.join(SYSTEM_LIBRARIES.values())}` (on a MUSA image: Mooncake built with MUSA "
+            "support), or run with --musa-p2p default"
         ) from error
 
 

@@ -6,6 +6,8 @@ import ctypes.util
 import importlib.util
 from typing import Any
 
+from musa_titan.p2p.config import DEFAULT_TIMEOUT, P2PConfig, activation_bytes
+from musa_titan.p2p.engine import PACKAGE, SYSTEM_LIBRARIES
 from musa_titan.patching.spec import MusaTitanError
 
 FP32_BYTES = 4
@@ -17,8 +19,6 @@ def validate(settings: Any, args: Any) -> None:
     Raises:
         MusaTitanError: no pipeline, a bad value, or a slot that is too small under strict.
     """
-    from musa_titan.p2p.config import P2PConfig
-
     options = settings["p2p"]
     if args.pipeline_model_parallel_size < 2:
         raise MusaTitanError(
@@ -47,8 +47,6 @@ def timeout_of(options: Any, args: Any) -> float:
     Args:
         args: Megatron's arguments, or None in programs on megatron.core alone.
     """
-    from musa_titan.p2p.config import DEFAULT_TIMEOUT
-
     if options.timeout is not None:
         return float(options.timeout)
     minutes = getattr(args, "distributed_timeout_minutes", None)
@@ -57,8 +55,6 @@ def timeout_of(options: Any, args: Any) -> float:
 
 def activation_bytes_of(args: Any) -> int:
     """Bytes of one activation between two stages, from Megatron's arguments."""
-    from musa_titan.p2p.config import activation_bytes
-
     # Megatron's configuration then makes pipeline_dtype fp32, whatever the parameters are.
     wide = getattr(args, "fp32_residual_connection", False)
     return activation_bytes(
@@ -75,8 +71,8 @@ def activation_bytes_of(args: Any) -> int:
 def missing() -> str | None:
     """What this machine lacks, or None. Imports neither torch nor Mooncake."""
     if importlib.util.find_spec("mooncake") is None or importlib.util.find_spec("mooncake.engine") is None:
-        return "mooncake is not installed: pip install mooncake-transfer-engine-non-cuda==0.3.13.post1"
-    for library, package in (("ibverbs", "libibverbs1"), ("numa", "libnuma1"), ("curl", "libcurl4")):
+        return f"mooncake is not installed: pip install {PACKAGE}"
+    for library, package in SYSTEM_LIBRARIES.items():
         if ctypes.util.find_library(library) is None:
             return f"Mooncake needs lib{library}: apt-get install {package}"
     return None
