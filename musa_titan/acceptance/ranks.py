@@ -99,7 +99,7 @@ def host_copies(torch: Any, dist: Any) -> Found:
     from musa_titan.pretrain.offload_setup import make_device, make_pool
 
     accelerator = select_accelerator()
-    bandwidth = measure_bandwidth(make_device(accelerator), make_pool(accelerator, 0.5))
+    bandwidth = measure_bandwidth(make_device(accelerator), make_pool(accelerator, 0.5), dist.barrier)
     if bandwidth is None:
         raise AssertionError("neither 32 MiB of host memory nor of device memory are free")
     figures = {"out_gb_per_s": round(bandwidth.out / 1e9, 2), "into_gb_per_s": round(bandwidth.into / 1e9, 2)}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
-from musa_titan.offload.device import Device
+from musa_titan.offload.device import Copy, Device, Mark
 from musa_titan.offload.engine import Observed
 from musa_titan.offload.lifetime import Block
 from musa_titan.offload.pool import HostPool
@@ -16,6 +17,11 @@ from musa_titan.offload.timeline import BlockSizes, Costs
 
 PROBE = 32 * 1024 * 1024
 """Bytes of one probing copy: well above the size at which PCIe is saturated (about 4 MiB)."""
+ROUNDS = 5
+ROUND = 0.02
+"""Seconds that the copies of a round take in each direction; beside 0.1 in all, the start hardly counts."""
+MOST_COPIES = 32
+"""Of a round; 1 GiB, that is 0.02 s at 50 GB/s."""
 LEAST_SPREAD = 0.1
 """Loads of experts are expected to differ by at least this part of their mean from one iteration to the next."""
 
@@ -28,27 +34,39 @@ class Bandwidth:
     into: float
 
 
-def measure_bandwidth(device: Device, pool: HostPool, repeats: int = 3) -> Bandwidth | None:
-    """Best of `repeats` copies of ``PROBE`` bytes in each direction; None if host or device have no room for that."""
-    slot = pool.take(PROBE)
-    if slot is None:
-        return None
-    try:
-        memory = device.empty(PROBE)
-    except RuntimeError:
-        pool.give_back(slot)
-        return None
+def measure_bandwidth(device: Device, pool: HostPool, together: Callable[[], None] = lambda: None) -> Bandwidth | None:
+    """Medians of ``ROUNDS`` rounds of copies; None if host or device have no room for them.
+
+    `together` returns once all who share the host have called it, and is called before each round, also where there is
+    no room: the ranks copy at the same time, and nobody is left waiting.
+    """
+    slot, memory = pool.take(PROBE), None
+    if slot is not None:
+        with contextlib.suppress(RuntimeError):
+            memory = device.empty(PROBE)
     out, into = [], []
-    for _ in range(repeats):
-        start = device.stamp()
-        device.wait(device.copy_out([(slot.buffer[:PROBE], memory)], [device.mark()]))
-        middle = device.stamp()
-        device.wait(device.copy_in([(memory, slot.buffer[:PROBE])], [device.mark()]))
-        end = device.stamp()
-        out.append(device.seconds(start, middle))
-        into.append(device.seconds(middle, end))
-    pool.give_back(slot)
-    return Bandwidth(PROBE / max(min(out), 1e-9), PROBE / max(min(into), 1e-9))
+    copies = [1, 1]
+    for _ in range(1 + ROUNDS):  # the first says how many copies fill a round
+        together()
+        if slot is None or memory is None:
+            continue
+        host = slot.buffer[:PROBE]
+        out.append(_seconds(device, device.copy_out, (host, memory), copies[0]))
+        into.append(_seconds(device, device.copy_in, (memory, host), copies[1]))
+        if len(out) == 1:
+            copies = [max(1, min(MOST_COPIES, round(ROUND / took))) if took else 1 for took in (out[0], into[0])]
+    if slot is not None:
+        pool.give_back(slot)
+    if not out:
+        return None
+    return Bandwidth(*(PROBE / max(statistics.median(seconds[1:]), 1e-9) for seconds in (out, into)))
+
+
+def _seconds(device: Device, copy: Callable[[list[Copy], list[Mark]], Mark], what: Copy, times: int) -> float:
+    """Of one copy, when `times` of them run one after the other."""
+    start = device.stamp()
+    device.wait(copy([what] * times, [device.mark()]))
+    return device.seconds(start, device.stamp()) / times
 
 
 class Stopwatch:

@@ -52,11 +52,6 @@ class Costs:
         )
 
 
-def shared_bandwidth(link: float, devices: int) -> float:
-    """What one device gets of a `link` (bytes/s) that `devices` of them share, all copying at once."""
-    return link / devices
-
-
 @dataclass(frozen=True)
 class Prediction:
     """Of one iteration. Tuples have one entry for each event: the state after it."""

@@ -12,7 +12,7 @@ from musa_titan.accelerator.host import available_memory, values_on_this_node
 from musa_titan.accelerator.interface import Accelerator
 from musa_titan.offload.device import Device, StreamDevice
 from musa_titan.offload.engine import Engine
-from musa_titan.offload.measure import Bandwidth, measure_bandwidth
+from musa_titan.offload.measure import PROBE, Bandwidth, measure_bandwidth
 from musa_titan.offload.numa import node_of_device
 from musa_titan.offload.planner import Wishes
 from musa_titan.offload.pool import HostPool
@@ -42,7 +42,7 @@ def make_session(context: Context, label: str) -> Session:
     return Session(
         engine,
         wishes,
-        bandwidth=lambda: bandwidth(device, pool, options.bandwidth_gbs),
+        bandwidth=lambda: bandwidth(device, pool, options.bandwidth_gbs, device_of(accelerator)),
         target_peak=None if options.peak_gb is None else int(options.peak_gb * GB),
         memory=lambda: (int(runtime.memory_allocated()), int(runtime.max_memory_allocated())),
         report=Path(directory) / f"offload.rank{rank}.jsonl" if directory else None,
@@ -90,20 +90,22 @@ def host_bytes(host_gb: float | None, available: int) -> int:
     return given
 
 
-def bandwidth(device: Device, pool: HostPool, given: float | None) -> Bandwidth:
-    """Of one device, measured while all copy; or as given, GB/s in each direction.
+def bandwidth(device: Device, pool: HostPool, given: float | None, where: torch.device) -> Bandwidth:
+    """As given, GB/s of one device in each direction; or measured while all copy, on the slowest device of the node. A
+    collective of the whole job then; `where` is what :func:`values_on_this_node` wants.
 
     Raises:
-        MusaTitanError: there is no room for the probing copies.
+        MusaTitanError: a rank of this node has no room for the probing copies.
     """
     if given is not None:
         return Bandwidth(given * GB, given * GB)
-    if torch.distributed.is_initialized():
-        torch.distributed.barrier()
-    measured = measure_bandwidth(device, pool)
-    if measured is None:
+    together = torch.distributed.barrier if torch.distributed.is_initialized() else lambda: None
+    measured = measure_bandwidth(device, pool, together) or Bandwidth(0, 0)
+    out, into = (min(values_on_this_node(int(speed), where)) for speed in (measured.out, measured.into))
+    if not out:
         raise MusaTitanError(
-            f"activation offload: {pool.capacity:,} B of host memory for this process are too few to measure the "
-            "bandwidth. Raise --musa-offload-host-gb, or state --musa-offload-bandwidth-gbs"
+            f"activation offload: on a rank of this node, host memory (here {pool.capacity:,} B) or device memory have "
+            f"no room for the {PROBE:,} B that measure the bandwidth. Raise --musa-offload-host-gb, or state "
+            "--musa-offload-bandwidth-gbs"
         )
-    return measured
+    return Bandwidth(out, into)

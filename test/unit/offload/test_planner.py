@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from musa_titan.offload.lifetime import Lifetimes, lifetimes
 from musa_titan.offload.plan import Plan, fixed_plan, leading, timed_plan
 from musa_titan.offload.planner import Wishes, chain, choose
-from musa_titan.offload.timeline import BlockSizes, Costs, predict, shared_bandwidth, simulate
+from musa_titan.offload.timeline import BlockSizes, Costs, predict, simulate
 from musa_titan.schedule.order import interleaved
 from test.unit.offload.test_lifetime import order
 
@@ -136,10 +136,6 @@ def test_lower_chunks_leave_first() -> None:
 
 def test_a_fraction_takes_the_first_storages_of_the_forward() -> None:
     assert [leading([40, 30, 20, 10], f) for f in (0.0, 0.39, 0.4, 0.7, 0.95, 1.0)] == [0, 0, 1, 2, 3, 4]
-
-
-def test_devices_of_a_switch_share_its_bandwidth() -> None:
-    assert shared_bandwidth(64e9, 4) == 16e9
 
 
 @pytest.mark.parametrize(("fractions", "drain", "prefetch"), [((1.5, 0), 1, 1), ((1.0,), 1, 1), ((1, 1), 0, 1)])

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from musa_titan.offload.device import Copy
 from musa_titan.offload.engine import Engine, Observed
 from musa_titan.offload.lifetime import Block
-from musa_titan.offload.measure import Bandwidth, chunk_sizes, measure_bandwidth
+from musa_titan.offload.measure import ROUNDS, Bandwidth, chunk_sizes, measure_bandwidth
 from musa_titan.offload.planner import Wishes
 from musa_titan.offload.pool import HostPool
 from musa_titan.offload.session import Session
@@ -88,8 +90,26 @@ def test_times_and_bandwidth_come_from_the_device() -> None:
     assert session._costs.backward == (pytest.approx(1.25),)
 
 
-def test_no_room_to_measure_bandwidth_is_none() -> None:
-    assert measure_bandwidth(VirtualDevice(), HostPool(1024)) is None
+class Uneven(VirtualDevice):
+    """Copies at 1 GB/s, but now and then the link is free for this device, or taken by others."""
+
+    def copy_out(self, copies: Iterable[Copy], after: Iterable[Any]) -> Any:
+        self.rounds = getattr(self, "rounds", 0) + 1
+        self._bandwidth[id(self._out)] = {2: 8e9, 4: 1e8}.get(self.rounds, 1e9)
+        return super().copy_out(copies, after)
+
+
+def test_bandwidth_is_the_usual_one_of_rounds_that_all_start_together() -> None:
+    meetings = []
+    found = measure_bandwidth(Uneven(in_bandwidth=2e9), HostPool(1 << 30), lambda: meetings.append(1))
+    assert found == Bandwidth(pytest.approx(1e9), pytest.approx(2e9))
+    assert len(meetings) == 1 + ROUNDS
+
+
+def test_no_room_to_measure_bandwidth_is_none_and_leaves_nobody_waiting() -> None:
+    meetings = []
+    assert measure_bandwidth(VirtualDevice(), HostPool(1024), lambda: meetings.append(1)) is None
+    assert len(meetings) == 1 + ROUNDS
 
 
 def test_a_target_peak_leaves_what_is_free_beside_everything_else() -> None:

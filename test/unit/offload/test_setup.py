@@ -8,8 +8,12 @@ import pytest
 import torch
 
 from musa_titan.accelerator.select import accelerator_named
+from musa_titan.offload.measure import Bandwidth
+from musa_titan.offload.pool import HostPool
+from musa_titan.offload.virtual import VirtualDevice
+from musa_titan.patching.spec import MusaTitanError
 from musa_titan.pretrain import offload_setup
-from musa_titan.pretrain.offload_setup import GB, host_bytes, make_pool
+from musa_titan.pretrain.offload_setup import GB, bandwidth, host_bytes, make_pool
 
 
 def test_half_of_what_is_available_unless_stated() -> None:
@@ -22,6 +26,19 @@ def test_more_than_is_available_is_reduced_with_a_warning(caplog: pytest.LogCapt
     with caplog.at_level(logging.WARNING, logger="musa_titan"):
         assert host_bytes(64.0, 40 * GB) == 40 * GB
     assert "--musa-offload-host-gb 64.0 is more than the 40.0 GB" in caplog.text
+
+
+def test_the_slowest_device_of_the_node_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload_setup, "values_on_this_node", lambda value, device: [value, value // 2, value])
+    device = VirtualDevice(out_bandwidth=4e9, in_bandwidth=2e9)
+    found = bandwidth(device, HostPool(1 << 30), None, torch.device("cpu"))
+    assert found == Bandwidth(pytest.approx(2e9), pytest.approx(1e9))
+
+
+def test_a_neighbour_without_room_is_an_error_on_every_rank_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload_setup, "values_on_this_node", lambda value, device: [value, 0])
+    with pytest.raises(MusaTitanError, match="--musa-offload-bandwidth-gbs"):
+        bandwidth(VirtualDevice(out_bandwidth=1e9, in_bandwidth=1e9), HostPool(1 << 30), None, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(("host_gb", "capacity"), [(16.0, 2 * GB), (None, 5 * GB // 2)])
