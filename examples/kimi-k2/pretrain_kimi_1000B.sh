@@ -3,7 +3,7 @@
 # of 2; a stage's 8-way expert parallelism stays within a machine. The world is a multiple of 248 GPUs: 31 machines hold
 # one replica, but leave 80 GB cards hardly any room beside weights and optimizer, so the default is 62.
 # Blockwise FP8, DeepEP dispatch, activations in host memory, and Mooncake between stages, whose slot is one activation:
-# 4096 tokens x 7168 x 2 bytes.
+# 4096 tokens x 7168 x 2 bytes. TRANSFORMER_ENGINE_SCRIPT may name a script that sets up a TransformerEngine of your own.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 # shellcheck source=../lib/recipe.sh

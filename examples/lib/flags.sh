@@ -16,8 +16,8 @@ training_flags() {
   data_flags
   FLAGS+=(
     --transformer-impl "$TRANSFORMER_IMPL" --attention-backend "$ATTENTION" --bf16 --use-distributed-optimizer
-    --distributed-timeout-minutes 60 --log-interval 1 --eval-iters 0 --eval-interval 1000000
-    --no-gradient-accumulation-fusion --musa-throughput
+    --overlap-grad-reduce --overlap-param-gather --distributed-timeout-minutes 60
+    --log-interval 1 --eval-iters 0 --eval-interval 1000000 --no-gradient-accumulation-fusion --musa-throughput
   )
   [[ -z $PEAK_TFLOPS ]] || FLAGS+=(--musa-throughput-peak-tflops "$PEAK_TFLOPS")
   # Megatron's fused rotation of latent attention asks for a newer TransformerEngine than MT's 2.0.
@@ -39,7 +39,30 @@ layout_settings() {
   setting ATTENTION flash "--attention-backend"
   setting PEAK_TFLOPS "" "peak of a device in the precision of its matrix products; given: MFU is logged"
   require_number TP PP EP CP
+  check_layout
 }
+
+# What the axes ask of the number of devices and of each other; layers and stages are Megatron's to judge.
+check_layout() {
+  local dense=$((TP * PP * CP)) experts=$((EP * PP)) together nodes
+  together=$((dense * experts / $(common_divisor "$dense" "$experts")))
+  if ((WORLD % together)); then
+    nodes=$((together / $(common_divisor "$together" "$GPUS_PER_NODE")))
+    problem "NNODES=$NNODES x GPUS_PER_NODE=$GPUS_PER_NODE = $WORLD devices are no multiple of $together \
+(TP x CP x PP = $dense, EP x PP = $experts): use a multiple of $nodes machines, or change the layout"
+  fi
+  if ((EP > 1)) && ! has_experts; then
+    problem "EP=$EP: $MODEL_NAME has no experts to divide; leave EP at 1"
+  fi
+}
+
+common_divisor() {
+  local a=$1 b=$2 rest
+  while ((b)); do rest=$((a % b)) a=$b b=$rest; done
+  echo "$a"
+}
+
+has_experts() { [[ " ${MODEL_ARGS[*]} " == *" --num-experts "* ]]; }
 
 layout_flags() {
   local -a modules
@@ -66,7 +89,7 @@ layout_flags() {
 
 # By default 4 microbatches a stage, so that the pipeline's ramp is at most a fifth of a step, and 16 at the least.
 batch_settings() {
-  local replicas=$((WORLD / (TP * PP * CP))) microbatches=$((4 * PP > 16 ? 4 * PP : 16))
+  local replicas=$((WORLD > TP * PP * CP ? WORLD / (TP * PP * CP) : 1)) microbatches=$((4 * PP > 16 ? 4 * PP : 16))
   setting SEQ_LENGTH 4096 "tokens of a sequence"
   setting MICRO_BATCH 1 "sequences of a microbatch"
   setting GLOBAL_BATCH $((replicas * microbatches * MICRO_BATCH)) "sequences of a step"
@@ -76,6 +99,8 @@ batch_settings() {
   setting WARMUP_ITERS 100 "steps to the highest rate"
   setting SEED 1234 "of weights and data order"
   require_number SEQ_LENGTH MICRO_BATCH GLOBAL_BATCH TRAIN_ITERS
+  ((GLOBAL_BATCH % (replicas * MICRO_BATCH) == 0)) ||
+    problem "GLOBAL_BATCH=$GLOBAL_BATCH is no multiple of MICRO_BATCH=$MICRO_BATCH x $replicas data-parallel replicas"
 }
 
 batch_flags() {
@@ -100,6 +125,19 @@ feature_settings() {
   require_yes_or_no OFFLOAD
   require_yes_or_no ZERO_BUBBLE
   require_yes_or_no FP8_ALLTOALL
+  check_features
+}
+
+check_features() {
+  if [[ $ZERO_BUBBLE == yes ]]; then
+    ((PP > 1)) || problem "ZERO_BUBBLE=yes: with PP=1 there is no bubble; set ZERO_BUBBLE=no, or PP"
+    [[ -z $VPP_LAYERS ]] || problem "ZERO_BUBBLE=yes is for the schedule without VPP_LAYERS; drop one of them"
+  fi
+  [[ $OFFLOAD == no ]] || ((PP > 2)) || problem "OFFLOAD=yes needs at least 3 stages, but PP=$PP; set OFFLOAD=no, or PP"
+  [[ $P2P == default ]] || ((PP > 1)) || problem "P2P=$P2P: with PP=1 nothing travels between stages; set P2P=default"
+  if ! has_experts && [[ $DISPATCH != alltoall || $FP8_ALLTOALL == yes ]]; then
+    problem "DISPATCH=$DISPATCH, FP8_ALLTOALL=$FP8_ALLTOALL: $MODEL_NAME has no experts; leave both at their defaults"
+  fi
 }
 
 feature_flags() {
@@ -109,13 +147,8 @@ feature_flags() {
     [[ -z $P2P_SLOT_BYTES ]] || FLAGS+=(--musa-p2p-slot-bytes "$P2P_SLOT_BYTES")
   fi
   [[ $OFFLOAD == no ]] || FLAGS+=(--musa-offload)
-  if [[ $ZERO_BUBBLE == yes ]]; then
-    FLAGS+=(--musa-zero-bubble)
-  else
-    # Not with zero bubble: it sends gradients off before their weight part is there.
-    FLAGS+=(--overlap-grad-reduce --overlap-param-gather)
-  fi
-  if [[ " ${MODEL_ARGS[*]} " == *" --num-experts "* ]]; then
+  [[ $ZERO_BUBBLE == no ]] || FLAGS+=(--musa-zero-bubble)
+  if has_experts; then
     if [[ $DISPATCH == alltoall ]]; then
       FLAGS+=(--moe-token-dispatcher-type alltoall)
     else

@@ -16,6 +16,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/data.sh"
 
 RECIPE=$(cd "$(dirname "$0")" && pwd)/$(basename "$0")
 SETTINGS=() # names in order of declaration
+PROBLEMS=() # what keeps this machine's part of the job from starting
 declare -A SETTING_HELP=() SETTING_DEFAULT=() REQUIRED=()
 DESCRIBE=no
 
@@ -42,6 +43,9 @@ required() {
     fail "$1 is not set: $2"
   fi
 }
+
+# problem TEXT: the settings contradict each other. Training and a dry run end with it; --check has it in its table.
+problem() { PROBLEMS+=("$1"); }
 
 require_number() {
   local name
@@ -86,7 +90,12 @@ recipe() {
   case $action in
     help) usage ;;
     describe) describe "$@" ;;
-    train) train "$@" ;;
+    train)
+      ((${#PROBLEMS[@]} == 0)) || fail "${PROBLEMS[0]}"
+      [[ $NODE_RANK =~ ^[0-9]+$ && $NODE_RANK -lt $NNODES ]] ||
+        fail "NODE_RANK='$NODE_RANK' is not one of 0 to $((NNODES - 1)), the numbers of NNODES=$NNODES machines"
+      train "$@"
+      ;;
   esac
 }
 
@@ -139,12 +148,14 @@ END
 describe() {
   local name word
   printf '%s\0' about model "$MODEL_NAME" about nnodes "$NNODES" about gpus_per_node "$GPUS_PER_NODE" about root "$ROOT"
+  for word in ${PROBLEMS[@]+"${PROBLEMS[@]}"}; do printf '%s\0' problem "" "$word"; done
   for name in "${SETTINGS[@]}"; do printf '%s\0' variable "$name" "${!name}"; done
   for word in "${ENVIRONMENT[@]}"; do printf '%s\0' environment "${word%%=*}" "${word#*=}"; done
   for word in "${FLAGS[@]}" "$@"; do printf '%s\0' flag "" "$word"; done
 }
 
 train() {
+  local name
   local -a torchrun=("$PYTHON" -m torch.distributed.run --nproc-per-node "$GPUS_PER_NODE")
   if ((NNODES > 1)); then
     torchrun+=(--nnodes "$NNODES" --node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT")
@@ -155,6 +166,9 @@ train() {
     env "${ENVIRONMENT[@]}" "${torchrun[@]}" "$ROOT/examples/pretrain_gpt.py" "${FLAGS[@]}" "$@"
   )
   if [[ $DRY_RUN == yes ]]; then
+    for name in "${SETTINGS[@]}"; do
+      [[ ! -v REQUIRED[$name] || ${!name} != "/set/$name" ]] || printf 'still to be set: %s\n' "$name" >&2
+    done
     [[ -z $TRANSFORMER_ENGINE_SCRIPT ]] || run source "$TRANSFORMER_ENGINE_SCRIPT"
     run "${command[@]}"
     return

@@ -10,6 +10,7 @@ source "$here/model_70B.sh"
 setting NNODES 8
 setting TP 4
 setting PP 4
+setting ZERO_BUBBLE yes
 setting LEARNING_RATE 1.5e-4
 setting MIN_LEARNING_RATE 1.5e-5
 

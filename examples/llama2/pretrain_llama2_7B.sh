@@ -8,6 +8,7 @@ source "$here/../lib/recipe.sh"
 source "$here/model_7B.sh"
 
 setting PP 2
+setting ZERO_BUBBLE yes
 setting LEARNING_RATE 3e-4
 setting MIN_LEARNING_RATE 3e-5
 

@@ -8,6 +8,7 @@ source "$here/../lib/recipe.sh"
 source "$here/model_14B.sh"
 
 setting PP 4
+setting ZERO_BUBBLE yes
 setting LEARNING_RATE 3e-4
 
 recipe "$@"

@@ -59,7 +59,8 @@ def models() -> dict[str, dict[str, Any]]:
 def check(recipe: Recipe, megatron: Megatron, device_gib: float = 80) -> Report:
     """All findings about `recipe`, with `device_gib` of memory on each device."""
     answer = megatron.ask(recipe.flags, recipe.world_size, recipe.environment)
-    findings = list(_flags(answer))
+    findings = [Finding("settings", "problem", problem) for problem in recipe.problems]
+    findings += _flags(answer)
     report = Report(recipe, answer.version, findings)
     args = answer.arguments
     if args is None:
@@ -148,11 +149,12 @@ def _batch(args: Any) -> Iterator[Finding]:
             "batch", "problem", f"{number} microbatches are no multiple of {stages} stages, as interleaving needs"
         )
         return
-    ramp = (stages - 1) / (number * chunks + stages - 1)
+    schedule, work = ("ZB-H1", 3 * number) if getattr(args, "musa_zero_bubble", False) else ("1F1B", number * chunks)
+    idle = (stages - 1) / (work + stages - 1)  # equal times of forward, input gradient and weight gradient
     if number < stages:
-        yield Finding("batch", "warning", f"{text}; fewer microbatches than stages: stages idle {ramp:.0%} of a step")
+        yield Finding("batch", "warning", f"{text}; fewer microbatches than stages: stages idle {idle:.0%} of a step")
         return
-    yield Finding("batch", "ok", text + (f"; ramp {ramp:.1%} of a step under 1F1B" if stages > 1 else ""))
+    yield Finding("batch", "ok", text + (f"; stages idle {idle:.1%} of a step under {schedule}" if stages > 1 else ""))
 
 
 def _slots(args: Any) -> Iterator[Finding]:

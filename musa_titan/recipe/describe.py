@@ -28,6 +28,8 @@ class Recipe:
     """What it sets for the training processes."""
     flags: tuple[str, ...]
     """Megatron's command line."""
+    problems: tuple[str, ...] = ()
+    """Settings that contradict each other; the recipe itself would not start."""
 
     @property
     def name(self) -> str:
@@ -36,6 +38,14 @@ class Recipe:
     @property
     def world_size(self) -> int:
         return self.nodes * self.devices_per_node
+
+    def require_sound(self) -> None:
+        """
+        Raises:
+            MusaTitanError: the recipe would not start, with its first reason.
+        """
+        if self.problems:
+            raise MusaTitanError(f"{self.name}: {self.problems[0]}")
 
 
 def describe(path: Path, environment: Mapping[str, str] | None = None, flags: Sequence[str] = ()) -> Recipe:
@@ -79,6 +89,7 @@ def parse(path: Path, text: str) -> Recipe:
         variables={name: value for kind, name, value in records if kind == "variable"},
         environment={name: value for kind, name, value in records if kind == "environment"},
         flags=tuple(value for kind, _, value in records if kind == "flag"),
+        problems=tuple(value for kind, _, value in records if kind == "problem"),
     )
 
 

@@ -1,8 +1,6 @@
-"""What a command line for GPUs cannot have on a CPU without Transformer Engine, and what stands in for it."""
+"""What a command line for GPUs cannot have on a CPU, and what stands in for it."""
 
 from __future__ import annotations
-
-import importlib.util
 
 from musa_titan.pretrain.p2p_rules import missing as mooncake_missing
 from musa_titan.recipe.commandline import CommandLine
@@ -21,8 +19,7 @@ TE_ONLY = (
 
 def for_cpu(line: CommandLine) -> None:
     """Change `line` so that it trains with ``ACCELERATOR_BACKEND=cpu`` on this machine."""
-    if importlib.util.find_spec("transformer_engine") is None:
-        _without_te(line)
+    _without_te(line)
     for flag in UNFUSED:
         line.set(flag, None, "a fused CUDA kernel")
     line.set("--attention-backend", "unfused", "flash attention is a GPU kernel")
@@ -54,7 +51,7 @@ def for_shapes(line: CommandLine) -> None:
 
 
 def _without_te(line: CommandLine) -> None:
-    absent = "Transformer Engine is not installed"
+    absent = "Transformer Engine needs a GPU"
     line.set("--transformer-impl", "local", absent)
     line.drop_all(TE_ONLY, absent)
     line.drop("--moe-grouped-gemm", f"{absent}: experts are computed one after the other")

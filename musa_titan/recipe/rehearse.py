@@ -70,6 +70,7 @@ def train(recipe: Recipe, directory: Path, trainer: Trainer, processes: int | No
         MusaTitanError: the recipe is not valid, a rank failed, a step is missing, or a loss is not finite; with the
             end of the log of the rank that failed.
     """
+    recipe.require_sound()
     line = CommandLine.of(recipe.flags)
     axes = reduce(line, _chunks(recipe), processes)
     for_cpu(line)
@@ -89,6 +90,7 @@ def build_stages(recipe: Recipe, megatron: Megatron) -> Stages:
     Raises:
         MusaTitanError: the recipe is not valid, or a stage cannot be built.
     """
+    recipe.require_sound()
     line = CommandLine.of(recipe.flags)
     for_shapes(line)
     answer = megatron.ask(line.words(), recipe.world_size, recipe.environment)

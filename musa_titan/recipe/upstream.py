@@ -209,11 +209,9 @@ def _option_strings() -> set[str]:
 
 def _assume_transformer_engine() -> bool:
     """Let the gates of a missing Transformer Engine pass: its version, and the fused functions it would bring."""
-    import megatron.core.extensions.transformer_engine  # noqa: F401  (looked through below)
+    from megatron.core.extensions import transformer_engine
 
-    from musa_titan.pretrain.conditions import te_absent
-
-    if te_absent(None) is not None:  # type: ignore[arg-type]  # the condition does not look at its context
+    if transformer_engine.HAVE_TE:
         return False
     for name, module in list(sys.modules.items()):
         if not name.startswith("megatron."):

@@ -70,6 +70,13 @@ def test_kimi_k2_divides_into_31_stages(megatron: Megatron) -> None:
     assert "72.9 of 80 GiB" in text(one_replica, "memory")
 
 
+def test_the_time_that_stages_idle_is_the_schedules(megatron: Megatron) -> None:
+    """2 stages, 16 microbatches: 1F1B idles for 1 of 17 turns, ZB-H1 for a third of one (F = B = W)."""
+    zero_bubble, plain = (check(describe(LLAMA, {"ZERO_BUBBLE": value}), megatron) for value in ("yes", "no"))
+    assert "stages idle 2.0% of a step under ZB-H1" in text(zero_bubble, "batch")
+    assert "stages idle 5.9% of a step under 1F1B" in text(plain, "batch")
+
+
 def test_yarn_ends_reach_megatrons_arguments(megatron: Megatron) -> None:
     kimi, deepseek = ask(megatron, KIMI).arguments, ask(megatron, DEEPSEEK).arguments
     assert (kimi.beta_fast, kimi.beta_slow) == (1.0, 1.0)  # type: ignore[union-attr]
@@ -89,6 +96,7 @@ def test_yarn_ends_reach_megatrons_arguments(megatron: Megatron) -> None:
             "--musa-ofload is unknown to megatron-core 0.19.2: did you mean --musa-offload?",
         ),
         (KIMI, {"NNODES": "30"}, [], "world size (240) is not divisible by"),
+        (KIMI, {"NNODES": "30"}, [], "settings: NNODES=30 x GPUS_PER_NODE=8 = 240 devices are no multiple of 248"),
         (KIMI, {"STAGE_EXTRAS": ""}, [], "layers should be divisible by the pipeline-model-parallel size"),
         (KIMI, {"GLOBAL_BATCH": "1985"}, [], "1985"),
         (KIMI, {"ZERO_BUBBLE": "yes", "VPP_LAYERS": "1"}, [], "zero bubble: 2 virtual stages"),

@@ -140,11 +140,54 @@ def test_a_variant_differs_from_its_recipe_in_what_it_says() -> None:
     assert different == {"VPP_LAYERS", "OUTPUT_DIR", "DATA_CACHE"}
 
 
-def test_zero_bubble_raises_the_execution_timeout_and_drops_what_it_cannot_work_with() -> None:
-    recipe = describe(QWEN, {"PP": "2", "ZERO_BUBBLE": "yes"})
-    assert recipe.environment["MUSA_EXECUTION_TIMEOUT"] == "20000000"
-    assert "--overlap-grad-reduce" not in recipe.flags
-    assert "--overlap-grad-reduce" in describe(QWEN).flags
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_pipeline_that_can_use_zero_bubble_does_and_waits_longer_for_the_device(path: Path) -> None:
+    """Not with virtual stages, which it refuses, nor with offload, whose memory its pending operands would take."""
+    recipe = describe(path)
+    settings = recipe.variables
+    interleaved = settings["VPP_LAYERS"] or settings["PIPELINE_LAYOUT"]
+    can = int(settings["PP"]) > 1 and not interleaved and settings["OFFLOAD"] == "no"
+    assert ("--musa-zero-bubble" in recipe.flags) == can
+    assert recipe.environment["MUSA_EXECUTION_TIMEOUT"] == ("20000000" if can else "480000")
+    assert {"--overlap-grad-reduce", "--overlap-param-gather"} <= set(recipe.flags)
+
+
+LAYOUT_MISTAKES = [
+    (
+        KIMI,
+        {"NNODES": "30"},
+        "= 240 devices are no multiple of 248 (TP x CP x PP = 31, EP x PP = 248): use a multiple of",
+    ),
+    (KIMI, {"NNODES": "1"}, "= 8 devices are no multiple of 248"),
+    (KIMI, {"GLOBAL_BATCH": "1985"}, "GLOBAL_BATCH=1985 is no multiple of MICRO_BATCH=1 x 16 data-parallel replicas"),
+    (KIMI, {"ZERO_BUBBLE": "yes", "VPP_LAYERS": "1"}, "ZERO_BUBBLE=yes is for the schedule without VPP_LAYERS"),
+    (KIMI, {"NNODES": "62", "NODE_RANK": "62"}, "NODE_RANK='62' is not one of 0 to 61"),
+    (QWEN, {"EP": "2"}, "EP=2: qwen3-0.6b has no experts"),
+    (QWEN, {"DISPATCH": "ace"}, "qwen3-0.6b has no experts"),
+    (QWEN, {"ZERO_BUBBLE": "yes"}, "with PP=1 there is no bubble; set ZERO_BUBBLE=no, or PP"),
+    (QWEN, {"P2P": "mooncake"}, "set P2P=default"),
+    (QWEN, {"OFFLOAD": "yes", "PP": "2"}, "OFFLOAD=yes needs at least 3 stages, but PP=2"),
+]
+
+
+@pytest.mark.parametrize(("path", "variables", "message"), LAYOUT_MISTAKES)
+def test_settings_that_contradict_each_other_end_even_a_dry_run(
+    path: Path, variables: dict[str, str], message: str
+) -> None:
+    done = run(path, "--dry-run", **variables)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert done.stdout == ""
+    assert run(path, "--help", **variables).returncode == 0
+    if "NODE_RANK" not in variables:
+        assert message in describe(path, variables).problems[0]
+        with pytest.raises(MusaTitanError, match=describe(path).name):
+            describe(path, variables).require_sound()
+
+
+def test_a_dry_run_says_what_is_still_to_be_set() -> None:
+    done = run(QWEN, "--dry-run", CHECKPOINT_DIR="none")
+    assert done.stderr.splitlines() == ["still to be set: DATA_PATH", "still to be set: TOKENIZER_MODEL"]
 
 
 def test_an_external_transformer_engine_is_sourced_before_training(tmp_path: Path) -> None:
