@@ -11,4 +11,4 @@ CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "help_optio
 
 def launch(context: typer.Context) -> None:
     """Run a recipe on the machines of a hostfile: start, status, stop. See musa-titan launch --help."""
-    raise typer.Exit(main(context.args or ["--help"]))
+    raise typer.Exit(main(context.args))

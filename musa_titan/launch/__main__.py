@@ -5,24 +5,25 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from musa_titan.launch import launcher
 from musa_titan.launch.hostfile import read_hostfile
+from musa_titan.launch.node import worker_script
+from musa_titan.launch.preflight import environment_for, refuse_contradictions
 from musa_titan.launch.record import Launch, load, new_id
 from musa_titan.patching.spec import MusaTitanError
 from musa_titan.recipe.describe import Recipe, describe
 
-PREFIXES = ("MUSA_", "MCCL_", "NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "NVTE_", "CUDA_", "MC_", "HF_", "OMP_")
-"""Variables of these families reach the workers if they are set where the launch is started."""
-OWN = frozenset({"NODE_RANK", "NNODES", "MASTER_ADDR", "LOG_FILE", "PYTHON"})
-"""What the launcher itself decides for each machine."""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if words[0] not in ("start", "status", "stop", "-h", "--help"):
+        words.insert(0, "start")
+    options = _parser().parse_args(words)
     try:
         code: int = options.run(options)
     except MusaTitanError as error:
@@ -33,9 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def start(options: argparse.Namespace) -> int:
     recipe_path = options.recipe.resolve()
-    hosts = read_hostfile(options.hostfile or recipe_path.parent / "hostfile")
+    describe(recipe_path)  # a path that is no recipe is said first
+    hostfile = options.hostfile or recipe_path.parent / "hostfile"
+    hosts = read_hostfile(hostfile)
     recipe = describe(recipe_path, {"NNODES": str(len(hosts))})
-    _refuse_placeholders(recipe)
+    refuse_contradictions(recipe, hostfile)
     identity = new_id()
     launch = Launch(
         id=identity,
@@ -49,6 +52,9 @@ def start(options: argparse.Namespace) -> int:
         grace=options.grace,
     )
     environment = environment_for(recipe, os.environ, options.env)
+    if options.dry_run:
+        _show(launch, environment, options.flags)
+        return 0
     print(f"launch {identity}: {len(hosts)} nodes, master {hosts[0]}, logs in {launch.directory}/node-*", flush=True)
     with launcher.deferred_signals() as interrupt:
         launcher.start(launch, environment, options.flags)
@@ -81,27 +87,17 @@ def stop(options: argparse.Namespace) -> int:
     return 1 if trouble else 0
 
 
-def environment_for(recipe: Recipe, here: os._Environ[str] | dict[str, str], extra: Sequence[str]) -> dict[str, str]:
-    """What is set in every worker script: the recipe's variables and those of the known families, where they are set
-    `here`, and `extra` (``NAME`` taken from here, or ``NAME=VALUE``).
-
-    Raises:
-        MusaTitanError: an extra name is not set.
-    """
-    wanted = {*recipe.variables, *recipe.environment} - OWN - {"PYTHONPATH"}
-    chosen = {name: value for name, value in here.items() if name in wanted or name.startswith(PREFIXES)}
-    for word in extra:
-        name, has_value, value = word.partition("=")
-        if not has_value and name not in here:
-            raise MusaTitanError(f"--env {name}: that variable is not set here; set it, or give {name}=VALUE")
-        chosen[name] = value if has_value else here[name]
-    return chosen
-
-
-def _refuse_placeholders(recipe: Recipe) -> None:
-    for name, value in recipe.variables.items():
-        if value == f"/set/{name}":
-            raise MusaTitanError(f"{name} is not set; `bash {recipe.path.name} --help` says what it is")
+def _show(launch: Launch, environment: dict[str, str], flags: list[str]) -> None:
+    """What ``start`` would do, without reaching a machine."""
+    first, *others = launch.fleet().machines
+    part = launcher.part_of(launch, first, environment, flags)
+    print(f"# {first}: {part['directory']}/worker.sh")
+    print(worker_script(Path(launch.recipe), launch.mark(first), part["environment"], flags), end="")
+    print("# which runs", flush=True)
+    command = ["bash", launch.recipe, "--dry-run", *(["--", *flags] if flags else [])]
+    subprocess.run(command, env={**os.environ, **part["environment"]}, stdin=subprocess.DEVNULL, check=True)
+    for machine in others:
+        print(f"# {machine}: the same with NODE_RANK={machine.rank}")
 
 
 def _directory(recipe: Recipe) -> Path:
@@ -135,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     begin.add_argument("--follow", type=int, metavar="NODE", help="whose log to show (default: the last node's)")
     begin.add_argument("--interval", type=float, default=2.0, help="seconds between two looks (default: 2)")
     begin.add_argument("--grace", type=float, default=10.0, help="seconds to end by itself when stopped (default: 10)")
+    begin.add_argument("--dry-run", action="store_true", help="print the worker script and its command; reach nothing")
     begin.add_argument("--detach", action="store_true", help="return once all machines have started")
     begin.add_argument("recipe", type=Path)
     begin.add_argument("flags", nargs="*", metavar="-- FLAGS", help="further flags for Megatron")

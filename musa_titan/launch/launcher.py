@@ -62,20 +62,7 @@ def start(launch: Launch, environment: dict[str, str], arguments: list[str]) -> 
         MusaTitanError: a machine cannot take part. Nothing runs then.
     """
     fleet = launch.fleet()
-    master = address_of(launch.hosts[0])
-
-    def preparation(machine: Machine) -> dict[str, Any]:
-        own = {"NODE_RANK": str(machine.rank), "NNODES": str(len(launch.hosts)), "MASTER_ADDR": master}
-        return {
-            "verb": "prepare",
-            "directory": launch.node_directory(machine),
-            "recipe": launch.recipe,
-            "mark": launch.mark(machine),
-            "environment": {"PYTHON": launch.python, **environment, **own, "LOG_FILE": "none"},
-            "arguments": arguments,
-        }
-
-    _all_or_none(fleet.ask(preparation), "prepared")
+    _all_or_none(fleet.ask(lambda machine: part_of(launch, machine, environment, arguments)), "prepared")
     launch.save()
     answers = fleet.ask(lambda machine: _request(launch, machine, "start"))
     try:
@@ -83,6 +70,20 @@ def start(launch: Launch, environment: dict[str, str], arguments: list[str]) -> 
     except MusaTitanError:
         stop(launch)
         raise
+
+
+def part_of(launch: Launch, machine: Machine, environment: dict[str, str], arguments: list[str]) -> dict[str, Any]:
+    """The request that prepares `machine` for its part of the launch."""
+    master = address_of(launch.hosts[0])
+    own = {"NODE_RANK": str(machine.rank), "NNODES": str(len(launch.hosts)), "MASTER_ADDR": master, "LOG_FILE": "none"}
+    return {
+        "verb": "prepare",
+        "directory": launch.node_directory(machine),
+        "recipe": launch.recipe,
+        "mark": launch.mark(machine),
+        "environment": {"PYTHON": launch.python, **environment, **own},
+        "arguments": arguments,
+    }
 
 
 @contextmanager
@@ -113,7 +114,10 @@ def watch(launch: Launch, interrupt: Interrupt, follow: int, interval: float, ou
 
 def stop(launch: Launch) -> dict[Machine, str]:
     """End everything that this launch started; returns the machines where that is not certain, and why."""
-    answers = launch.fleet().ask(lambda machine: _request(launch, machine, "stop"))
+    fleet = launch.fleet()
+    if len(fleet.machines) > fleet.connections:  # all begin to end before the first is waited for
+        fleet.ask(lambda machine: _request(launch, machine, "ask_to_end"))
+    answers = fleet.ask(lambda machine: _request(launch, machine, "stop"))
     trouble: dict[Machine, str] = {}
     for machine, answer in answers.items():
         if not answer["ok"]:

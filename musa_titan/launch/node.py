@@ -5,7 +5,8 @@ The answer is the last line of stdout, as JSON with ``ok`` true, or ``ok`` false
 * prepare: write the worker script, and look whether the recipe and Python are there. Starts nothing.
 * start: start the agent, detached.
 * look: state of the agent, and what the log has beyond an offset.
-* stop: end everything that carries the launch's mark.
+* ask_to_end: tell the agent to end everything, and do not wait.
+* stop: end everything that carries the launch's mark, and wait for it.
 """
 
 from __future__ import annotations
@@ -97,20 +98,34 @@ def read_log(path: Path, offset: int | None) -> tuple[str, int]:
     return content.decode("utf-8", "replace"), begin + len(content)
 
 
+def ask_to_end(request: Request) -> Request:
+    _terminate_agent(Path(request["directory"]))
+    return {"ok": True}
+
+
 def stop(request: Request) -> Request:
-    directory, grace = Path(request["directory"]), float(request["grace"])
-    if (directory / STATE).is_file():
-        pid, started = json.loads((directory / STATE).read_text(encoding="utf-8"))["agent"]
-        if is_alive(pid, started):
-            os.kill(pid, signal.SIGTERM)
-            deadline = time.monotonic() + grace + 6
-            while is_alive(pid, started) and time.monotonic() < deadline:
-                time.sleep(0.1)
+    agent = _terminate_agent(Path(request["directory"]))
+    deadline = time.monotonic() + float(request["grace"]) + 6
+    while agent is not None and is_alive(*agent) and time.monotonic() < deadline:
+        time.sleep(0.1)
     left = end(lambda: marked(request["mark"]), 0.0)  # what is left of a machine whose agent was killed
     return {"ok": True, "left": [process.pid for process in left]}
 
 
-VERBS: dict[str, Callable[[Request], Request]] = {"prepare": prepare, "start": start, "look": look, "stop": stop}
+def _terminate_agent(directory: Path) -> tuple[int, int] | None:
+    """(id, start time) of the agent, which has been told to end; None if there is none any more."""
+    if not (directory / STATE).is_file():
+        return None
+    pid, started = json.loads((directory / STATE).read_text(encoding="utf-8"))["agent"]
+    if not is_alive(pid, started):
+        return None
+    os.kill(pid, signal.SIGTERM)
+    return pid, started
+
+
+VERBS: dict[str, Callable[[Request], Request]] = {
+    verb.__name__: verb for verb in (prepare, start, look, ask_to_end, stop)
+}
 
 
 def main() -> None:

@@ -63,7 +63,7 @@ def load(directory: Path, launch: str | None = None) -> Launch:
         if launch is None or path.parent.name == launch:
             return Launch(**json.loads(path.read_text(encoding="utf-8")))
     wanted = f"launch {launch}" if launch else "a launch"
-    raise MusaTitanError(f"there is no record of {wanted} in {directory}")
+    raise MusaTitanError(f"there is no record of {wanted} in {directory}; is OUTPUT_DIR set as it was at the start?")
 
 
 def _records(directory: Path) -> Iterator[Path]:

@@ -164,9 +164,9 @@ def test_a_mistake_in_the_hostfile_is_refused(cluster: Cluster) -> None:
 
 
 def test_a_host_that_lets_nobody_in_is_named_before_anything_starts(cluster: Cluster) -> None:
-    cluster.hostfile.write_text("127.0.0.2\n127.0.0.9\n")
+    cluster.hostfile.write_text("127.0.0.2\n127.0.0.3\n127.0.0.9\n")
     launch = cluster.start(5)
     output, _ = launch.communicate(timeout=60)
     assert launch.returncode == 2
-    assert "1 of 2 nodes could not be prepared:\n  node 1 (127.0.0.9): ssh: connect to host 127.0.0.9" in output
+    assert "1 of 3 nodes could not be prepared:\n  node 2 (127.0.0.9): ssh: connect to host 127.0.0.9" in output
     assert cluster.processes() == []

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from musa_titan.launch.__main__ import environment_for
+from musa_titan.launch.__main__ import main
 from musa_titan.launch.node import read_log, worker_script
+from musa_titan.launch.preflight import environment_for
 from musa_titan.patching.spec import MusaTitanError
 from musa_titan.recipe.describe import describe
 from test.unit.launch.test_processes import wait_until
@@ -111,7 +112,9 @@ def test_a_signal_stops_every_node(tmp_path: Path, number: signal.Signals) -> No
 def test_a_detached_launch_can_be_looked_at_and_stopped(tmp_path: Path) -> None:
     sleeping, name = unique_sleep()
     toy = Toy(tmp_path, hosts=2)
-    done = toy.launch(f'echo "step $NODE_RANK"; setsid {sleeping} & trap "" TERM; {sleeping}', "--detach")
+    done = toy.launch(
+        f'echo "step $NODE_RANK"; setsid {sleeping} & trap "" TERM; {sleeping}', "--detach", "--connections", "1"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     wait_until(lambda: len(alive_with(name)) >= 4)
     looked = toy.ask("status")
@@ -145,11 +148,11 @@ def test_nothing_starts_unless_all_nodes_are_ready(tmp_path: Path) -> None:
 
 
 def test_connections_are_bounded(tmp_path: Path) -> None:
-    toy = Toy(tmp_path, hosts=24, delay="sleep 0.05")
+    toy = Toy(tmp_path, hosts=12, delay="sleep 0.05")
     done = toy.launch("true", "--connections", "4")
     assert done.returncode == 0, done.stdout + done.stderr
     seen = [int(line) for line in (tmp_path / "concurrency").read_text().split()]
-    assert len(seen) >= 3 * 24
+    assert len(seen) >= 3 * 12
     assert 2 <= max(seen) <= 4
 
 
@@ -160,6 +163,10 @@ def test_connections_are_bounded(tmp_path: Path) -> None:
         ({}, ("--env", "NO_SUCH_VARIABLE"), "--env NO_SUCH_VARIABLE: that variable is not set here"),
         ({}, ("--hostfile", "/nowhere"), "there is no hostfile /nowhere"),
         ({"PP": "x"}, (), "PP='x' is not a positive whole number"),
+        ({"NNODES": "3"}, (), "NNODES=3 is set, but"),
+        ({"DATA_PATH": "0.3 /data/a 0.7 b", "TOKENIZER_MODEL": "/t"}, (), "DATA_PATH=0.3 /data/a 0.7 b: b is relative"),
+        ({"CHECKPOINT_DIR": "here"}, (), "CHECKPOINT_DIR=here: here is relative"),
+        ({"PP": "3"}, (), "= 16 devices are no multiple of 3"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_reached(
@@ -171,6 +178,23 @@ def test_mistakes_are_found_before_anything_is_reached(
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "concurrency").exists()
+
+
+def test_a_recipe_without_a_command_is_started(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["/nowhere/pretrain_x.sh"]) == 2
+    assert capsys.readouterr().err == "error: there is no recipe /nowhere/pretrain_x.sh\n"
+
+
+def test_a_dry_run_shows_what_a_machine_would_run_and_reaches_none(tmp_path: Path) -> None:
+    toy = Toy(tmp_path, hosts=3)
+    done = toy.launch('echo "trains as $NODE_RANK: $*"', "--dry-run", "--env", "GREETING=hi you", "--", "--lr", "1e-5")
+    assert done.returncode == 0, done.stderr
+    assert "export GREETING='hi you'\n" in done.stdout
+    assert "export NODE_RANK=0\n" in done.stdout
+    assert "# which runs\ntrains as 0: --lr 1e-5\n" in done.stdout
+    assert done.stdout.endswith("# node 2 (10.0.0.3): the same with NODE_RANK=2\n")
+    assert not (tmp_path / "concurrency").exists()
+    assert not toy.output.exists()
 
 
 def test_values_survive_the_worker_script(tmp_path: Path) -> None:
