@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,8 @@ from summary import Step, read_steps
 
 COUNTED = (
     ("Mooncake: bytes between stages", "Mooncake", "p2p", "bytes"),
-    ("DeepEP: bytes to other ranks' experts", "DeepEP dispatch", "dispatch", "bytes"),
+    ("ACE dispatch: bytes to other ranks' experts", "ACE dispatch", "dispatch", "bytes"),
     ("zero bubble: weight gradients put off", "zero bubble", "zero_bubble", "W"),
-    ("zero bubble: of these during a transfer", "", "zero_bubble", "overlapped"),
 )
 """(row, mechanism that must not be idle, where the evidence has the number)"""
 
@@ -28,7 +28,7 @@ class Row:
     what: str
     plain: str
     features: str
-    verdict: str
+    verdict: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,21 +43,27 @@ class Comparison:
     rows: list[Row]
 
 
-def compare(folder: Path) -> Comparison:
-    """Raises ValueError when a run has no training step."""
-    plain, features = (_steps(folder / name / "train.log") for name in ("plain", "features"))
-    equal = [step.loss for step in plain] == [step.loss for step in features]
+def compare(folder: Path, off: Sequence[str] = ()) -> Comparison:
+    """`off`: mechanisms that this machine cannot run. Raises ValueError when a run has no training step."""
+    plain, features = ([step.loss for step in _steps(folder / name / "train.log")] for name in ("plain", "features"))
+    equal = plain == features
     rows = [
-        Row("loss, first step", f"{plain[0].loss:.6f}", f"{features[0].loss:.6f}", _verdict(plain[:1], features[:1])),
-        Row("loss, last step", f"{plain[-1].loss:.6f}", f"{features[-1].loss:.6f}", _verdict(plain, features)),
+        Row("loss, first step", f"{plain[0]:.6f}", f"{features[0]:.6f}"),
+        Row("loss, last step", f"{plain[-1]:.6f}", f"{features[-1]:.6f}", _verdict(plain, features)),
     ]
     before, after = (list(_evidence(folder / name / "evidence")) for name in ("plain", "features"))
     idle: list[str] = []
     for what, mechanism, kind, key in COUNTED:
-        plain_count, count = (sum(rank[kind].get(key, 0) for rank in ranks) for ranks in (before, after))
+        plain_count, count = _sum(before, kind, key), _sum(after, kind, key)
+        if mechanism in off:
+            rows.append(Row(what, f"{plain_count:,}", f"{count:,}", "not on this machine"))
+            continue
         rows.append(Row(what, f"{plain_count:,}", f"{count:,}", "" if count else "did nothing"))
-        if mechanism and not count:
+        if not count:
             idle.append(mechanism)
+    overlapped = _sum(after, "zero_bubble", "overlapped")
+    share = _share(overlapped, _sum(after, "zero_bubble", "W"))
+    rows.append(Row("zero bubble: of these during a transfer", "0", f"{overlapped:,}", share))
     moved, held, peak = _offload(folder / "features" / "offload")
     rows.append(Row("offload: bytes to the host and back", "0", f"{moved:,}", "" if moved else "did nothing"))
     rows.append(Row("offload: peak activation bytes, first stage", f"{held:,}", f"{peak:,}", _share(peak, held)))
@@ -67,7 +73,7 @@ def compare(folder: Path) -> Comparison:
 
 
 def render(comparison: Comparison) -> str:
-    header = Row(f"{comparison.steps} steps", "plain", "features", "")
+    header = Row(f"{comparison.steps} steps", "plain", "features")
     rows = [header, *comparison.rows]
     widths = [max(len(value) for value in column) for column in zip(*map(_cells, rows), strict=True)]
     lines = [
@@ -107,8 +113,16 @@ def _offload(folder: Path) -> tuple[int, int, int]:
     return moved, without, peak
 
 
-def _verdict(plain: list[Step], features: list[Step]) -> str:
-    return "equal" if [step.loss for step in plain] == [step.loss for step in features] else "DIFFERENT"
+def _sum(ranks: list[dict[str, Any]], kind: str, key: str) -> int:
+    return sum(rank[kind].get(key, 0) for rank in ranks)
+
+
+def _verdict(plain: list[float], features: list[float]) -> str:
+    """Whether all losses are equal, or which is the first that is not."""
+    if plain == features:
+        return f"all {len(plain)} equal"
+    equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(plain, features, strict=False)))
+    return f"DIFFERENT at step {equal + 1}"
 
 
 def _share(part: int, whole: int) -> str:
@@ -118,10 +132,11 @@ def _share(part: int, whole: int) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="holds plain/ and features/, with train.log and evidence/ each")
+    parser.add_argument("--off", action="append", default=[], metavar="MECHANISM", help="one that cannot run here")
     parser.add_argument("--json", type=Path, help="write the comparison here, too")
     options = parser.parse_args()
     try:
-        comparison = compare(options.folder)
+        comparison = compare(options.folder, options.off)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

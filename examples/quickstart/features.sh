@@ -12,7 +12,7 @@ short=(
   --log-interval 1 --eval-iters 0 --eval-interval 1000
 )
 
-# Flags of every mechanism that can run here, into the array `mechanisms`.
+# Flags of every mechanism that can run here, into the array `mechanisms`; options for those that cannot, into `off`.
 choose_mechanisms() {
   local missing
   mechanisms=(
@@ -25,6 +25,7 @@ choose_mechanisms() {
     'from musa_titan.pretrain.p2p_rules import missing; print(missing() or "")')
   if [[ -n $missing ]]; then
     say "without Mooncake: $missing"
+    off+=(--off Mooncake)
   else
     mechanisms+=(--musa-p2p mooncake)
   fi
@@ -53,10 +54,10 @@ train_variant() {
 }
 
 compare_features() {
-  local -a mechanisms
+  local -a mechanisms off=()
   choose_mechanisms
   train_variant plain "$@"
   train_variant features "${mechanisms[@]}" "$@"
   run "$VENV/bin/python" "$ROOT/examples/quickstart/compare.py" "$OUTPUT_DIR/features" \
-    --json "$OUTPUT_DIR/features/comparison.json"
+    ${off[@]+"${off[@]}"} --json "$OUTPUT_DIR/features/comparison.json"
 }
