@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import platform
 import time
@@ -62,10 +63,12 @@ class Kit:
         yield "training and loss curve", self.training
         yield "throughput and MFU", self.throughput
         yield "dispatch, bit for bit", self.dispatch
+        yield "dispatch by an installed DeepEP", self.native_dispatch
         yield "Mooncake between stages", self.mooncake
         yield "activation offload", self.offload
         yield "zero bubble", self.zero_bubble
         yield "FP8 training", self.fp8
+        yield "TransformerEngine", self.transformer_engine
         yield "checkpoint, save and resume", self.checkpoint
 
     # -- without a job ------------------------------------------------------------------------------------------------
@@ -124,10 +127,15 @@ class Kit:
         return Outcome(f"{log.tokens_per_second:,.0f} tokens/s a device on a toy model{mfu}", figures)
 
     def dispatch(self) -> Outcome:
-        if self.jobs.experts == 1:
-            raise NotHereError(f"{self.jobs.world} ranks have no two expert-parallel ones; 4 have")
-        log = self._same_as_plain("dispatch", _FLEX)
+        self._needs_experts()
+        log = self._same_as_plain("dispatch", [*_FLEX, "ace"])
         return Outcome(f"DeepEP by copy engines gives the losses of all-to-all, digit for digit: {log.texts[-1]}")
+
+    def native_dispatch(self) -> Outcome:
+        _needs_package("deep_ep")
+        self._needs_experts()
+        log = self._same_as_plain("native-dispatch", [*_FLEX, "native"])
+        return Outcome(f"the losses of all-to-all, digit for digit: {log.texts[-1]}")
 
     def mooncake(self) -> Outcome:
         reason = mooncake_missing()
@@ -168,13 +176,19 @@ class Kit:
         return Outcome(f"losses as 1F1B's, digit for digit: {log.texts[-1]}")
 
     def fp8(self) -> Outcome:
-        log = self.jobs.train("fp8", STEPS, ["--fp8-format", "e4m3", "--fp8-recipe", "blockwise", "--musa-fp8-emulate"])
-        difference = max(abs(a - b) / b for a, b in zip(log.losses, self.plain.losses, strict=True))
-        if log.texts == self.plain.texts:
-            raise CheckError("losses equal those in bf16: nothing was in FP8")
-        if difference > FP8_CLOSE:
-            raise CheckError(f"losses differ from bf16 by {difference:.2%}")
+        difference = _fp8_difference(self.jobs.train("fp8", STEPS, [*_FP8, "--musa-fp8-emulate"]), self.plain)
         return Outcome(f"losses within {difference:.2%} of bf16", {"largest_relative_difference": difference})
+
+    def transformer_engine(self) -> Outcome:
+        """Its layers draw their weights in another order, so losses are compared among its own runs."""
+        _needs_package("transformer_engine")
+        flags = ["--transformer-impl", "transformer_engine"]
+        log = self.jobs.train("transformer-engine", STEPS, flags)
+        if not log.losses[-1] < log.losses[0]:
+            raise CheckError(f"the loss does not fall: {log.texts}")
+        difference = _fp8_difference(self.jobs.train("transformer-engine-fp8", STEPS, [*flags, *_FP8]), log)
+        figures = {"losses": log.texts, "largest_relative_difference_of_fp8": difference}
+        return Outcome(f"trains: {log.texts[0]} to {log.texts[-1]}; in FP8 within {difference:.2%}", figures)
 
     def checkpoint(self) -> Outcome:
         folder = self.jobs.directory / "checkpoint" / "saved"
@@ -203,12 +217,36 @@ class Kit:
             raise CheckError(f"losses {log.texts} instead of {self.plain.texts}")
         return log
 
+    def _needs_experts(self) -> None:
+        if self.jobs.experts == 1:
+            raise NotHereError(f"{self.jobs.world} ranks have no two expert-parallel ones; 4 have")
+
     def _needs_pipeline(self) -> None:
         if self.jobs.pipeline == 1:
             raise NotHereError(f"{self.jobs.world} ranks make no pipeline; an even number does")
 
 
-_FLEX = ["--moe-token-dispatcher-type", "flex", "--moe-flex-dispatcher-backend", "deepep", "--musa-dispatch", "ace"]
+_FLEX = ["--moe-token-dispatcher-type", "flex", "--moe-flex-dispatcher-backend", "deepep", "--musa-dispatch"]
+_FP8 = ["--fp8-format", "e4m3", "--fp8-recipe", "blockwise"]
+
+
+def _fp8_difference(log: Log, plain: Log) -> float:
+    """The largest relative difference of a loss.
+
+    Raises:
+        CheckError: it is too large, or there is none.
+    """
+    if log.texts == plain.texts:
+        raise CheckError("losses equal those in bf16: nothing was in FP8")
+    difference = max(abs(a - b) / b for a, b in zip(log.losses, plain.losses, strict=True))
+    if difference > FP8_CLOSE:
+        raise CheckError(f"losses differ from bf16 by {difference:.2%}")
+    return difference
+
+
+def _needs_package(name: str) -> None:
+    if importlib.util.find_spec(name) is None:
+        raise NotHereError(f"{name} is not installed")
 
 
 def _processor() -> str:

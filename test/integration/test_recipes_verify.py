@@ -20,21 +20,30 @@ def log(*losses: float) -> Log:
     return Log(list(losses), [f"{loss:.6E}" for loss in losses], None, None, None, Path())
 
 
-@pytest.mark.full
-def test_it_passes_on_the_cpu_and_leaves_evidence(tmp_path: Path) -> None:
+ANYWHERE = {
+    "versions and pairs", "device", "collectives", "FP8 numerics", "copies to the host", "training and loss curve",
+    "throughput and MFU", "FP8 training", "checkpoint, save and resume",
+}  # fmt: skip
+SEVERAL_RANKS = {"dispatch, bit for bit", "Mooncake between stages", "activation offload", "zero bubble"}
+PACKAGES = {"dispatch by an installed DeepEP", "TransformerEngine"}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "passing"), [(1, ANYWHERE), pytest.param(4, ANYWHERE | SEVERAL_RANKS, marks=pytest.mark.full)]
+)
+def test_it_passes_on_the_cpu_and_leaves_evidence(ranks: int, passing: set[str], tmp_path: Path) -> None:
+    options = ["--ranks", str(ranks), "--peak-tflops", "0.01", "--directory", str(tmp_path)]
     done = subprocess.run(
-        [sys.executable, "-m", "musa_titan.cli", "verify", "--directory", str(tmp_path)],
-        env={**os.environ, "ACCELERATOR_BACKEND": "cpu"}, capture_output=True, text=True, timeout=900, check=False,
+        [sys.executable, "-m", "musa_titan.cli", "verify", *options], env={**os.environ, "ACCELERATOR_BACKEND": "cpu"},
+        capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     evidence = json.loads((tmp_path / "evidence.json").read_text())
-    states = {result["name"]: result["state"] for result in evidence["results"]}
-    assert set(states.values()) == {"passed"}, states
-    assert set(states) >= {
-        "versions and pairs", "device", "collectives", "FP8 numerics", "copies to the host", "training and loss curve",
-        "throughput and MFU", "dispatch, bit for bit", "Mooncake between stages", "activation offload", "zero bubble",
-        "FP8 training", "checkpoint, save and resume",
-    }  # fmt: skip
+    results = {result["name"]: result for result in evidence["results"]}
+    assert set(results) == ANYWHERE | SEVERAL_RANKS | PACKAGES
+    for name, result in results.items():
+        assert result["state"] == ("passed" if name in passing else "not here"), result
+    assert results["throughput and MFU"]["figures"]["mfu"] > 0
     assert evidence["machine"]["torch"] == "2.13.0+cpu"
     assert "# Acceptance on cpu" in (tmp_path / "evidence.md").read_text()
 
@@ -46,6 +55,9 @@ def test_it_passes_on_the_cpu_and_leaves_evidence(tmp_path: Path) -> None:
         ("zero_bubble", log(6.0, 5.9), log(6.0, 5.8), "instead of"),
         ("fp8", log(6.0, 5.9), log(6.0, 5.9), "nothing was in FP8"),
         ("fp8", log(6.0, 5.9), log(6.0, 4.9), "differ from bf16 by 16.95%"),
+        ("native_dispatch", log(6.0, 5.9), log(6.0, 5.8), "instead of"),
+        ("transformer_engine", log(6.0, 5.9), log(6.0, 6.1), "the loss does not fall"),
+        ("transformer_engine", log(6.0, 5.9), log(6.0, 5.9), "nothing was in FP8"),
         ("throughput", log(6.0), log(6.0), "the log has no throughput"),
     ],
 )
@@ -53,6 +65,7 @@ def test_a_wrong_result_fails(
     check: str, plain: Log, other: Log, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Jobs, "train", lambda self, name, steps, flags=(): plain if name == "plain" else other)
+    monkeypatch.setattr(kit, "_needs_package", lambda name: None)
     result = run_check(check, getattr(Kit(Jobs("cpu", 4, tmp_path), None), check))
     assert result.state == "failed"
     assert message in result.detail
