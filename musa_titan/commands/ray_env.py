@@ -21,13 +21,17 @@ def ray_env(
         typer.Option(help="A runtime_env to merge into, YAML or JSON; ${NAME} is a variable of this shell."),
     ] = None,
     path: Annotated[list[Path] | None, typer.Option(help="Also on PYTHONPATH, such as a Megatron-LM checkout.")] = None,
+    check_workers: Annotated[
+        bool, typer.Option("--check-workers", help="Each worker looks whether it was reached, and says so if not.")
+    ] = False,
 ) -> None:
     """Print the runtime_env of a Ray job as one line of JSON, for `ray job submit --runtime-env-json`.
 
     Switches the patches on in every worker, keeps this checkout on PYTHONPATH, and forwards the variables of this shell
     that concern the job (an allow-list of prefixes, never all of them).
     """
-    merged = build(framework, _read(base), paths=tuple(str(folder.resolve()) for folder in path or ()))
+    paths = tuple(str(folder.resolve()) for folder in path or ())
+    merged = build(framework, _read(base), paths=paths, check_workers=check_workers)
     print(json.dumps(merged, ensure_ascii=False))
 
 

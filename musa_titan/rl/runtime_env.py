@@ -45,6 +45,7 @@ def ray_env(
     *,
     environment: Mapping[str, str] | None = None,
     paths: tuple[str, ...] = (),
+    check_workers: bool = False,
 ) -> dict[str, Any]:
     """A ``runtime_env`` for a job of `framework` (``"slime"`` or ``"miles"``): `base` with our part merged in.
 
@@ -52,10 +53,11 @@ def ray_env(
         base: a ``runtime_env`` as Ray takes it; what it says in ``env_vars`` wins, and its PYTHONPATH is kept.
         environment: where variables on the allow-list are taken from; not given: this process.
         paths: folders that go on PYTHONPATH as well, such as a checkout of Megatron-LM.
+        check_workers: let each worker look whether it was reached, and say so if not (``reached.py``).
 
     Raises:
-        MusaTitanError: an unknown framework, ``env_vars`` that is no mapping of text to text, or a preloaded library
-            that does not exist: the loader would end every process of the job.
+        MusaTitanError: an unknown framework, ``env_vars`` that is no mapping of text to text, a preloaded library with
+            which no process would start, or a hook in `base` beside `check_workers`.
     """
     if framework not in ("slime", "miles"):
         raise MusaTitanError(f"framework {framework!r} is neither slime nor miles")
@@ -72,6 +74,13 @@ def ray_env(
     variables["PYTHONPATH"] = _joined(paths, own.get("PYTHONPATH", ""))
     _check_preload(variables.get("LD_PRELOAD", ""))
     merged["env_vars"] = variables
+    if check_workers:
+        from musa_titan.rl.reached import HOOK
+
+        if merged.setdefault("worker_process_setup_hook", HOOK) != HOOK:
+            raise MusaTitanError(
+                f"the runtime_env has a worker_process_setup_hook, and Ray runs one only: call {HOOK} from it"
+            )
     return merged
 
 

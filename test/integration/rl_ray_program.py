@@ -18,12 +18,18 @@ import ray
 
 from musa_titan.rl import ray_env
 
+ROOT = Path(__file__).resolve().parents[2]
 ASK = "import sys; b = sys.modules.get('musa_titan.patching.boot'); print(bool(b and b.watcher))"
 
 
 def armed() -> bool:
+    """From the start on, that is, and not by the hook that looks for workers that were not."""
     boot = sys.modules.get("musa_titan.patching.boot")
-    return bool(boot and boot.watcher)
+    return bool(boot and boot.watcher) and not unreached()
+
+
+def unreached() -> bool:
+    return getattr(sys.modules.get("musa_titan.rl.reached"), "unreached", False)
 
 
 def spawned() -> bool:
@@ -66,6 +72,23 @@ def task() -> bool:
     return armed()
 
 
+@ray.remote
+class WithoutSite:
+    """In an interpreter with -S, which runs neither a sitecustomize nor a .pth."""
+
+    def found(self) -> dict[str, Any]:
+        boot = sys.modules.get("musa_titan.patching.boot")
+        return {"unreached": unreached(), "armed by the hook": bool(boot and boot.watcher), "pid": os.getpid()}
+
+
+def without_site(logs: Path) -> dict[str, Any]:
+    paths = os.pathsep.join([str(ROOT), *(path for path in sys.path if path.endswith("site-packages"))])
+    environment = {"py_executable": f"{sys.executable} -S", "env_vars": {"PYTHONPATH": paths}}
+    found: dict[str, Any] = ray.get(WithoutSite.options(runtime_env=environment).remote().found.remote())
+    [log] = logs.glob(f"worker-*-{found['pid']}.err")
+    return found | {"said": log.read_text()}
+
+
 def daemons_with_torch() -> list[str]:
     """Ray's own processes, other than workers, that have loaded torch."""
     found = []
@@ -84,7 +107,8 @@ def daemons_with_torch() -> list[str]:
 
 def main() -> None:
     driver = armed()
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=ray_env("miles"))
+    environment = ray_env("miles", check_workers=True)
+    node = ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=environment)
     out = ray.get(Actor.remote().answers.remote())
     out["driver"] = driver
     out["task"] = ray.get(task.remote())
@@ -94,6 +118,7 @@ def main() -> None:
     out["actor with the switch off"] = ray.get(Actor.options(runtime_env={"env_vars": off}).remote().answers.remote())[
         "actor"
     ]
+    out["without site"] = without_site(Path(node.address_info["session_dir"]) / "logs")
     out["daemons"] = len(psutil.Process().children(recursive=True))
     out["daemons with torch"] = daemons_with_torch()
     print("RESULT", json.dumps(out))

@@ -1,4 +1,7 @@
-"""Hugging Face → Megatron → Hugging Face with real miles: bitwise, for a Qwen3-MoE and a DeepSeek-V3-shaped model."""
+"""Hugging Face → Megatron → Hugging Face with real miles: bitwise, for a DeepSeek-V3-shaped model.
+
+``test_rl_loop.py`` does the same for a Qwen3-MoE, from the checkpoint that its rehearsals have made.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,10 @@ import os
 import subprocess
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-rl" / "bin" / "python"
 RUN = "--rollout-batch-size 4 --n-samples-per-prompt 2 --global-batch-size 8 --micro-batch-size 1 --num-rollout 1"
+CHECKPOINT = ("-m", "musa_titan.rl.checkpoint")
 COMPARE = """
 import sys, torch
 from safetensors.torch import load_file
@@ -45,14 +47,19 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(("family", "tensors"), [("qwen3_moe", 45), ("deepseek_v3", 41)])
-def test_there_and_back_is_bitwise(family: str, tensors: int, tmp_path: Path) -> None:
-    model, megatron, back = tmp_path / "hf", tmp_path / "megatron", tmp_path / "back"
-    checkpoint = ("-m", "musa_titan.rl.checkpoint")
-    run("-m", "musa_titan.rl.rehearsal.assets", str(tmp_path), "--family", family)
-    run(*checkpoint, "to-megatron", "miles", str(model), str(megatron), "--", *flags_of(family))
+def convert_back_and_compare(family: str, folder: Path, tensors: int) -> None:
+    """Make `folder`/back of `folder`/megatron: the files of `folder`/hf, the same bits in as many tensors."""
+    model, megatron, back = folder / "hf", folder / "megatron", folder / "back"
     assert (megatron / "latest_checkpointed_iteration.txt").read_text() == "release"
     flags = [*flags_of(family), "--hf-checkpoint", str(model)]
-    run(*checkpoint, "to-hf", "miles", str(megatron), str(back), "--", *flags)
+    run(*CHECKPOINT, "to-hf", "miles", str(megatron), str(back), "--", *flags)
     assert run("-c", COMPARE, str(model), str(back)).split() == [str(tensors)]
     assert (back / "config.json").read_bytes() == (model / "config.json").read_bytes()
+
+
+def test_there_and_back_is_bitwise(tmp_path: Path) -> None:
+    family = "deepseek_v3"
+    run("-m", "musa_titan.rl.rehearsal.assets", str(tmp_path), "--family", family)
+    model, megatron = str(tmp_path / "hf"), str(tmp_path / "megatron")
+    run(*CHECKPOINT, "to-megatron", "miles", model, megatron, "--", *flags_of(family))
+    convert_back_and_compare(family, tmp_path, 41)

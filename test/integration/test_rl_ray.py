@@ -54,6 +54,14 @@ def test_an_actor_may_be_left_out(answers: dict[str, Any]) -> None:
     assert answers["actor with the switch off"] is False
 
 
+def test_a_worker_that_was_not_reached_says_so_and_is_armed(answers: dict[str, Any]) -> None:
+    found = answers["without site"]
+    assert (found["unreached"], found["armed by the hook"]) == (True, True)
+    assert f"musa_titan: worker {found['pid']} on " in found["said"]
+    assert "was reached by neither musa_titan.pth nor" in found["said"]
+    assert "(it was started with -S)" in found["said"]
+
+
 def test_daemons_start_with_the_switch_set_and_load_no_torch(answers: dict[str, Any]) -> None:
     assert answers["driver"] is True, "the switch was exported before Ray was started, so its daemons have it"
     assert answers["daemons"] > 2

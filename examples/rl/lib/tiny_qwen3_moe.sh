@@ -46,5 +46,4 @@ CPU_ARGS=(
   --no-bias-dropout-fusion
   --no-gradient-accumulation-fusion
   --no-persist-layer-norm
-  --qkv-format bshd
 )

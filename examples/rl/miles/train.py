@@ -1,13 +1,12 @@
 """Trains with miles-rl from PyPI, whose package has everything but a driver: generate → reward → train → weight sync.
 
-usage: python examples/rl/miles/train.py [--logical-gpus N] MILES ARGUMENTS
+usage: python examples/rl/miles/train.py MILES ARGUMENTS
 
 A checkout of miles has its own train.py, which needs nothing from here.
 """
 
 import asyncio
 import os
-import sys
 from typing import Any
 
 import musa_titan
@@ -52,33 +51,13 @@ async def train(args: Any) -> None:
     await manager.dispose.remote()
 
 
-def start_ray(logical_gpus: int | None) -> None:
-    """Join the cluster of the job, or start one here with so many GPUs in name."""
-    # What is on this driver's path must be on its workers', whose PYTHONPATH the runtime_env replaces.
-    environment = ray_env("miles", {"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}})
-    if logical_gpus is None:
-        ray.init(runtime_env=environment)
-        return
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    ray.init(
-        address="local",
-        num_gpus=logical_gpus,
-        num_cpus=4 * logical_gpus,
-        include_dashboard=False,
-        runtime_env=environment,
-    )
-
-
 def main() -> None:
-    """Parse miles' own arguments, and ours before them."""
-    logical_gpus = None
-    if sys.argv[1:2] == ["--logical-gpus"]:
-        logical_gpus = int(sys.argv[2])
-        del sys.argv[1:3]
+    """Parse miles' own arguments, join the job's Ray unless this process has one, and train."""
     from miles.utils.arguments import parse_args
 
     args = parse_args()
-    start_ray(logical_gpus)
+    if not ray.is_initialized():
+        ray.init(runtime_env=ray_env("miles", {"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}}))
     try:
         asyncio.run(train(args))
     finally:

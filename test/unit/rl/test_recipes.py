@@ -90,6 +90,42 @@ class TestRecipe:
         assert all(name in done.stdout for name in ("RAY_AUTH_MODE", "REF_LOAD", "TOKENS_PER_GPU"))
 
 
+def rehearsal(framework: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return run(ROOT / "examples/rl" / framework / "rehearse_cpu.sh", *arguments, **variables)
+
+
+def test_a_rehearsal_of_slime_runs_the_train_py_of_the_checkout(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    done = rehearsal("slime", "--dry-run", "--", "--lr", "2e-6", SLIME_PATH=str(tmp_path), LAYOUT="ep2")
+    assert done.returncode == 0, done.stderr
+    words = shlex.split(done.stdout.splitlines()[-1])
+    at = words.index("musa_titan.rl.rehearsal.local_ray")
+    assert words[at + 1 : at + 4] == ["slime", "3", str(tmp_path / "train.py")]
+    assert value(words, "--expert-model-parallel-size") == "2"
+    assert "--qkv-format" not in words
+    assert words[-2:] == ["--lr", "2e-6"]
+
+
+def test_a_rehearsal_of_slime_without_a_checkout_says_how_to_get_one() -> None:
+    done = rehearsal("slime", SLIME_PATH="/nowhere")
+    assert done.returncode == 1
+    assert "SLIME_PATH='/nowhere' is no checkout of slime: git clone" in done.stderr
+
+
+@pytest.mark.parametrize("framework", ["slime", "miles"])
+def test_a_rehearsal_explains_itself(framework: str) -> None:
+    done = rehearsal(framework, "--help")
+    assert done.returncode == 0
+    assert f"usage: bash examples/rl/{framework}/rehearse_cpu.sh" in done.stdout
+    assert all(name in done.stdout for name in ("LAYOUT", "SYNC", "NUM_ROLLOUT", "OUTPUT_DIR", "VENV_RL"))
+
+
+def test_a_rehearsal_refuses_a_way_of_weights_that_it_does_not_know() -> None:
+    done = rehearsal("miles", "--dry-run", SYNC="pigeon")
+    assert done.returncode == 1
+    assert "SYNC='pigeon' is not one of: distributed colocated" in done.stderr
+
+
 def test_no_script_ends_processes_of_others_or_holds_a_path() -> None:
     for file in [*ROOT.glob("examples/rl/**/*.sh"), *ROOT.glob("examples/rl/**/*.yaml")]:
         text = file.read_text()

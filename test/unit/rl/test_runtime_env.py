@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 
@@ -73,3 +74,12 @@ def test_the_alias_of_slimes_bootstrap_is_where_the_variable_says() -> None:
     variables = ray_env("slime", environment={})["env_vars"]
     assert (Path(variables["MUSA_PATCH_PATH"]) / "musa_patch.py").is_file()
     assert "MUSA_PATCH_PATH" not in ray_env("slime", environment={"ACCELERATOR_BACKEND": "cpu"})["env_vars"]
+
+
+def test_workers_are_checked_by_a_hook_when_asked_for_and_the_users_own_is_never_lost() -> None:
+    assert "worker_process_setup_hook" not in ray_env("miles", environment={})
+    checked = ray_env("miles", environment={}, check_workers=True)
+    module, _, name = checked["worker_process_setup_hook"].rpartition(".")
+    assert callable(getattr(importlib.import_module(module), name))
+    with pytest.raises(MusaTitanError, match=r"call musa_titan\.rl\.reached\.check from it"):
+        ray_env("miles", {"worker_process_setup_hook": "mine.hook"}, environment={}, check_workers=True)
