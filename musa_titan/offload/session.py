@@ -2,8 +2,10 @@
 
 The first iteration moves everything that can move, which fits wherever any plan fits, and measures: sizes of the
 blocks, times of forward and backward, bandwidth of the host with all devices copying. The second follows a plan made
-from that. A plan is made anew when the number of microbatches changes, when the bytes of a chunk drift by more than a
-tenth, and when a tensor turned out to be held by something besides the graph.
+from that, and measures times and memory again: the first one may have compiled kernels and tried some out. A plan is
+made anew when the number of microbatches changes, when the bytes of a chunk or the times drift by more than a tenth,
+when the memory beside the activations changes under a target for the whole (an optimizer makes its state in its first
+step), and when a tensor turned out to be held by something besides the graph.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Hashable, Sequence, Set
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,20 @@ from musa_titan.schedule.order import Step
 logger = logging.getLogger("musa_titan")
 
 DRIFT = 0.1
-"""Relative change of a chunk's bytes that makes a new plan worthwhile."""
+"""Relative change of a chunk's bytes, or of a time, that makes a new plan worthwhile."""
+MEMORY_DRIFT = 0.01
+"""Change of the other memory, as a part of the target for the whole, that makes one necessary."""
+LOOKS = 2
+"""Iterations that are measured."""
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes of the device that are allocated now, and most of all since the last reset."""
+
+    allocated: Callable[[], int]
+    peak: Callable[[], int]
+    reset_peak: Callable[[], None]
 
 
 class Session:
@@ -41,13 +56,13 @@ class Session:
         *,
         bandwidth: Callable[[], Bandwidth],
         target_peak: int | None = None,
-        memory: Callable[[], tuple[int, int]] | None = None,
+        memory: DeviceMemory | None = None,
         report: Path | None = None,
         label: str = "",
     ) -> None:
         """`bandwidth` is asked once, in the first iteration. `target_peak`, bytes of device memory, becomes a resident
-        budget with the help of `memory` (bytes allocated now, and at most so far). `report` is a file for one JSON
-        object per line; `label` names the rank."""
+        budget with the help of `memory`, whose peak is reset in the iterations that are measured. `report` is a file
+        for one JSON object per line; `label` names the rank."""
         self.engine = engine
         self.iteration = 0
         self.choice: Choice | None = None
@@ -59,10 +74,14 @@ class Session:
         self._choices: dict[Hashable, Choice] = {}
         self._sizes: list[ChunkSizes] = []
         self._costs: Costs | None = None
+        self._looks = 0
         self._measuring: Stopwatch | None = None
         self._bandwidth: Bandwidth | None = None
         self._plan: Plan | None = None
         self._static = 0
+        """Bytes on the device between two iterations."""
+        self._temporary = 0
+        """Bytes that an iteration needs beside these and the activations."""
         self._is_new = False
 
     # -- what the schedule calls ------------------------------------------------------------------------------------
@@ -72,14 +91,16 @@ class Session:
         if key not in self._lifetimes:
             self._lifetimes[key] = lifetimes(order())
         times = self._lifetimes[key]
+        self._look_at_memory()
         self._is_new = key not in self._choices
         if self._costs is None or len(self._sizes) != times.chunks:
-            self._plan = self._measure(times)
+            self._plan = self._plan_to_measure(times)
         else:
             if self._is_new:
                 self._choices[key] = self._choose(times, self._costs)
             self.choice = self._choices[key]
             self._plan = self.choice.plan
+        self._measuring = Stopwatch(self.engine.device) if self._looks < LOOKS else None
         self.engine.begin(self._plan)
 
     def before_forward(self) -> None:
@@ -132,7 +153,8 @@ class Session:
             self._sizes = observed
             self._choices.clear()
         if self._measuring is not None and not self.engine.counters.off_plan:
-            self._finish_measuring(self._measuring)
+            self._learn(self._measuring)
+        self._measuring = None
         self.iteration += 1
 
     def abort(self) -> None:
@@ -192,27 +214,45 @@ class Session:
 
     # -- measuring --------------------------------------------------------------------------------------------------
 
-    def _measure(self, times: Lifetimes) -> Plan:
-        """The plan of an iteration that measures: everything moves."""
+    def _plan_to_measure(self, times: Lifetimes) -> Plan:
+        """The plan of an iteration before any other can be made: everything moves."""
         if self._bandwidth is None:
             self._bandwidth = self._ask_bandwidth()
         self.choice = None
-        self._measuring = Stopwatch(self.engine.device)
-        self._static = self._memory()[0] if self._memory is not None else 0
         prefetch = 1 if self._wishes.prefetch is None else self._wishes.prefetch
         return fixed_plan(times, (1.0,) * times.chunks, self._wishes.drain or 1, prefetch)
 
-    def _finish_measuring(self, stopwatch: Stopwatch) -> None:
+    def _learn(self, stopwatch: Stopwatch) -> None:
+        """Times and temporary memory of the iteration that is over."""
         assert self._bandwidth is not None
         assert self._plan is not None
-        self._costs = stopwatch.costs(self._plan.lifetimes.chunks, self._bandwidth)
-        self._measuring = None
+        costs = stopwatch.costs(self._plan.lifetimes.chunks, self._bandwidth)
+        if self._costs is not None and costs.differ(self._costs, DRIFT):
+            self._choices.clear()
+        self._costs = costs
+        self._looks += 1
         if self._target is not None and self._memory is not None:
             # What the iteration held beside parameters and activations is temporary, and will be there again.
             activations = predict(self._plan, [sizes.typical for sizes in self._sizes]).peak_with
-            temporary = max(0, self._memory()[1] - self._static - activations)
-            resident = max(0, self._target - self._static - temporary)
+            self._temporary = max(0, self._memory.peak() - self._static - activations)
+            self._set_budget(self._target)
+
+    def _look_at_memory(self) -> None:
+        """What is allocated between two iterations; the activations get what that leaves of the target."""
+        if self._target is None or self._memory is None:
+            return
+        self._static = self._memory.allocated()
+        if self._looks:
+            self._set_budget(self._target)
+        if self._looks < LOOKS:
+            self._memory.reset_peak()
+
+    def _set_budget(self, target: int) -> None:
+        resident = max(0, target - self._static - self._temporary)
+        before = self._wishes.resident
+        if before is None or abs(resident - before) > MEMORY_DRIFT * target:
             self._wishes = replace(self._wishes, resident=resident)
+            self._choices.clear()
 
     def _write(self, kind: str, **content: Any) -> None:
         if self._report is None:

@@ -51,6 +51,11 @@ class Costs:
             tuple(bytes_ / self.in_bandwidth for bytes_ in moved),
         )
 
+    def differ(self, others: Costs, part: float) -> bool:
+        """Whether a time differs from that of `others` by more than `part` of it."""
+        pairs = zip(self.forward + self.backward, others.forward + others.backward, strict=True)
+        return any(abs(now - then) > part * then for now, then in pairs)
+
 
 @dataclass(frozen=True)
 class Prediction:

@@ -16,7 +16,7 @@ from musa_titan.offload.measure import PROBE, Bandwidth, measure_bandwidth
 from musa_titan.offload.numa import node_of_device
 from musa_titan.offload.planner import Wishes
 from musa_titan.offload.pool import HostPool
-from musa_titan.offload.session import Session
+from musa_titan.offload.session import DeviceMemory, Session
 from musa_titan.patching.spec import Context, MusaTitanError
 
 logger = logging.getLogger("musa_titan")
@@ -44,7 +44,7 @@ def make_session(context: Context, label: str) -> Session:
         wishes,
         bandwidth=lambda: bandwidth(device, pool, options.bandwidth_gbs, device_of(accelerator)),
         target_peak=None if options.peak_gb is None else int(options.peak_gb * GB),
-        memory=lambda: (int(runtime.memory_allocated()), int(runtime.max_memory_allocated())),
+        memory=DeviceMemory(runtime.memory_allocated, runtime.max_memory_allocated, runtime.reset_peak_memory_stats),
         report=Path(directory) / f"offload.rank{rank}.jsonl" if directory else None,
         label=f"rank {rank}, {label}",
     )
