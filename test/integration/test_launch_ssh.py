@@ -104,25 +104,23 @@ def _line(pid: int) -> str:
         return ""
 
 
-def test_three_nodes_train_one_model(cluster: Cluster) -> None:
-    launch = cluster.start(5)
-    output, _ = launch.communicate(timeout=400)
-    assert launch.returncode == 0, output[-4000:]
-    steps = re.findall(r"iteration +(\d)/ +5 .*?lm loss: (\S+)", output)
-    assert [step for step, _ in steps] == ["1", "2", "3", "4", "5"]
-    assert 5.5 < float(steps[0][1]) < 7.0  # ln 512 = 6.24
-    assert "all 3 nodes finished" in output
-    # What was set here has reached each machine inside its worker script, and the training process through it.
-    assert f"export MUSA_TITAN_REPORT_DIR={cluster.folder}/reports" in (cluster.node(1) / "worker.sh").read_text()
-    assert len(list((cluster.folder / "reports").iterdir())) == 3
-    assert "world size: 3" in (cluster.node(0) / "output.log").read_text()
-    assert cluster.processes() == []
+def losses(log: str) -> list[tuple[str, float]]:
+    return [(step, float(loss)) for step, loss in re.findall(r"iteration +(\d+)/ .*?lm loss: (\S+)", log)]
 
 
-def test_a_killed_node_is_reported_and_the_others_stop_within_30_seconds(cluster: Cluster) -> None:
+def test_three_nodes_train_and_when_one_is_killed_it_is_named_and_the_others_stop_within_30_seconds(
+    cluster: Cluster,
+) -> None:
     launch = cluster.start(100_000)
     try:
         cluster.until_training()
+        # What was set here has reached each machine inside its worker script, and the training process through it.
+        assert f"export MUSA_TITAN_REPORT_DIR={cluster.folder}/reports" in (cluster.node(1) / "worker.sh").read_text()
+        assert "world size: 3" in (cluster.node(0) / "output.log").read_text()
+        looked = cluster.ask("status")
+        assert looked.returncode == 0, looked.stdout
+        assert looked.stdout.count(": running |") == 3
+        assert len(cluster.processes()) >= 9  # an agent, a torchrun and a worker on each
         victim = [
             pid for pid in cluster.processes() if f"{cluster.node(1)}" in _line(pid) or "--node-rank 1" in _line(pid)
         ]
@@ -135,20 +133,31 @@ def test_a_killed_node_is_reported_and_the_others_stop_within_30_seconds(cluster
     finally:
         launch.kill()
     assert launch.returncode == 1
+    (first, loss), (second, _) = losses(output)[:2]
+    assert (first, second) == ("1", "2")
+    assert 5.5 < loss < 7.0  # ln 512 = 6.24
     assert "node 1 (127.0.0.3) is gone" in output
     assert output.rstrip().endswith("stopped")
     assert cluster.processes() == []
 
 
+@pytest.mark.full
+def test_a_launch_that_finishes_leaves_no_process(cluster: Cluster) -> None:
+    launch = cluster.start(5)
+    output, _ = launch.communicate(timeout=400)
+    assert launch.returncode == 0, output[-4000:]
+    assert [step for step, _ in losses(output)] == ["1", "2", "3", "4", "5"]
+    assert "all 3 nodes finished" in output
+    assert len(list((cluster.folder / "reports").iterdir())) == 3
+    assert cluster.processes() == []
+
+
+@pytest.mark.full
 def test_stop_leaves_no_process(cluster: Cluster) -> None:
     started = cluster.start(100_000, "--detach")
     output, _ = started.communicate(timeout=120)
     assert started.returncode == 0, output
     cluster.until_training()
-    assert len(cluster.processes()) >= 9  # an agent, a torchrun and a worker on each
-    looked = cluster.ask("status")
-    assert looked.returncode == 0, looked.stdout
-    assert looked.stdout.count(": running |") == 3
     stopped = cluster.ask("stop")
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
     assert "3 of 3 nodes stopped" in stopped.stdout

@@ -206,6 +206,18 @@ def test_an_external_transformer_engine_is_sourced_before_training(tmp_path: Pat
     assert "TRANSFORMER_ENGINE_SCRIPT=/nowhere/te.sh is not a file" in missing.stderr
 
 
+def test_the_exit_code_is_that_of_the_training_and_the_log_has_its_output(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\n[ "$2" = musa_titan.recipe.corpus ] && exit\necho "out of paper"; exit 7\n')
+    python.chmod(0o755)
+    (tmp_path / "text.idx").touch()
+    data = {"DATA_PATH": str(tmp_path / "text"), "TOKENIZER_MODEL": str(tmp_path), "CHECKPOINT_DIR": "none"}
+    done = run(QWEN, **data, PYTHON=str(python), LOG_FILE=str(tmp_path / "logs" / "mine.log"))
+    assert done.returncode == 7
+    assert "out of paper" in done.stdout
+    assert (tmp_path / "logs" / "mine.log").read_text() == "out of paper\n"
+
+
 def test_what_is_no_recipe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MusaTitanError, match="there is no recipe"):
         describe(tmp_path / "absent.sh")
