@@ -15,13 +15,24 @@ Copy = tuple[torch.Tensor, torch.Tensor]
 
 
 class Device(Protocol):
-    """A compute stream, which the caller's kernels run on, one stream for copies out and one for copies in."""
+    """The caller's current stream, called compute here, one stream for copies out and one for copies in.
+
+    Parts of a backward may run on a stream of their own, where autograd repeats what the forward did (Megatron's shared
+    experts with ``--moe-shared-expert-overlap``): there, that stream is the current one.
+    """
+
+    def stream(self) -> Any:
+        """The current stream; two of them can be compared."""
 
     def mark(self) -> Mark:
         """Everything given to the compute stream so far."""
 
     def wait(self, mark: Mark) -> None:
         """Compute goes on only after `mark`. The host does not wait."""
+
+    def borrow(self, tensor: torch.Tensor) -> None:
+        """The current stream is going to use memory that another one has taken: whoever drops it, that stream gets it
+        again only after what the current one has been given until then."""
 
     def copy_out(self, copies: Iterable[Copy], after: Iterable[Mark]) -> Mark:
         """Device to host, once `after` has happened; the mark is their end."""
@@ -50,7 +61,9 @@ class StreamDevice:
 
     A freed block of device memory may be taken by the next kernel of the compute stream while a copy still reads it.
     Hence compute waits for the copy-out before the engine lets go (no ``record_stream``, which would delay reuse to a
-    moment that cannot be predicted), and a copy-in waits for compute as it was when the memory was taken.
+    moment that cannot be predicted), and a copy-in waits for compute as it was when the memory was taken. Memory that
+    came back and is used by a second stream is another matter: autograd drops it, and only ``record_stream`` keeps it
+    from the first one until the second has read it.
     """
 
     def __init__(self, runtime: Any, device: torch.device) -> None:
@@ -59,6 +72,9 @@ class StreamDevice:
         self._out = runtime.Stream()
         self._in = runtime.Stream()
 
+    def stream(self) -> Any:
+        return self._runtime.current_stream()
+
     def mark(self) -> Mark:
         event = self._runtime.Event()
         event.record(self._runtime.current_stream())
@@ -66,6 +82,9 @@ class StreamDevice:
 
     def wait(self, mark: Mark) -> None:
         self._runtime.current_stream().wait_event(mark)
+
+    def borrow(self, tensor: torch.Tensor) -> None:
+        tensor.record_stream(self._runtime.current_stream())
 
     def copy_out(self, copies: Iterable[Copy], after: Iterable[Mark]) -> Mark:
         return self._copy(self._out, copies, after)

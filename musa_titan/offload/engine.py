@@ -9,6 +9,8 @@ device memory is dropped after   compute has waited for the copy-out
 a copy-in waits for              its copy-out; compute as of when the memory was taken (it may have been in use)
 the backward waits for           its copy-in
 a host slot is free after        the backward has waited for the copy-in that reads it
+memory that came back goes to    what a second stream, on which autograd runs a part of the backward, was given to
+other uses after                 do with it until autograd dropped it (:meth:`Device.borrow`)
 ===============================  ==========================================================================
 
 The plan decides only when; right results never depend on it. A block whose backward comes before its device memory was
@@ -24,7 +26,7 @@ import torch
 
 from musa_titan.offload.device import Device, Mark, as_bytes
 from musa_titan.offload.lifetime import Block
-from musa_titan.offload.packed import OffloadError, Packer, Record, may_own
+from musa_titan.offload.packed import Arrival, OffloadError, Packer, Record, may_own
 from musa_titan.offload.plan import Plan, leading
 from musa_titan.offload.pool import HostPool
 from musa_titan.offload.saved import Key, Saved, SavedStorage, find_saved, is_simple, plain_parts
@@ -68,7 +70,7 @@ class _Moved:
     out_done: Mark
     state: str = "leaving"
     """leaving (device memory still there) -> away -> returning -> back; or stayed (its backward came first)."""
-    in_done: Mark = None
+    arrival: Arrival | None = None
 
     def let_go_of_records(self, pool: HostPool) -> None:
         for record in self.records:
@@ -125,9 +127,9 @@ class Engine:
     def abort(self) -> None:
         """Forget the iteration; host memory is free again, and graphs that still exist cannot be used."""
         for block, moved in list(self._blocks.items()):
-            for mark in (moved.out_done, moved.in_done):
-                if mark is not None:
-                    self.device.wait(mark)  # memory that a copy still uses must not be taken by compute
+            self.device.wait(moved.out_done)  # memory that a copy still uses must not be taken by compute
+            if moved.arrival is not None:
+                self.device.wait(moved.arrival.done)
             self._forget(block)
         self._plan = None
         self._absent = 0
@@ -161,7 +163,7 @@ class Engine:
             movable = self._observe(block, saved, excluded | own)
             if moving:
                 count = leading([storage.nbytes for storage in movable], plan.fractions[block.chunk])
-                self._move(block, Packer(movable[:count], self.pool, self._load_for, owners))
+                self._move(block, Packer(movable[:count], self.pool, self.device, self._load_for, owners))
         self._event_passed()
 
     def before_backward(self, block: Block) -> None:
@@ -256,9 +258,10 @@ class Engine:
                     "Lower --musa-offload-prefetch or set --musa-offload-resident-gb"
                 ) from error
         copies = [(buffer, record.host_bytes()) for buffer, record in zip(buffers, moved.records, strict=True)]
-        moved.in_done = self.device.copy_in(copies, [moved.out_done, self.device.mark()])
+        done = self.device.copy_in(copies, [moved.out_done, self.device.mark()])
+        moved.arrival = Arrival(self.device.stream(), done)
         for buffer, record in zip(buffers, moved.records, strict=True):
-            record.storage = buffer.untyped_storage()
+            record.storage, record.arrival = buffer.untyped_storage(), moved.arrival
         moved.state = "returning"
         self._absent -= moved.nbytes
         self.counters.copied_in += moved.nbytes
@@ -275,7 +278,8 @@ class Engine:
             self._arrive(moved)
 
     def _arrive(self, moved: _Moved) -> None:
-        self.device.wait(moved.in_done)
+        assert moved.arrival is not None
+        moved.arrival.reach(self.device)
         for record in moved.records:
             record.give_back_to_owner()
         moved.let_go_of_records(self.pool)

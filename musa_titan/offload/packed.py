@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from musa_titan.offload.device import Device
+from musa_titan.offload.device import Device, Mark
 from musa_titan.offload.lifetime import Block
 from musa_titan.offload.pool import HostPool, HostSlot
 from musa_titan.offload.saved import Key, SavedStorage
@@ -19,6 +19,26 @@ from musa_titan.patching.spec import MusaTitanError
 
 class OffloadError(MusaTitanError):
     """Offload cannot go on."""
+
+
+@dataclass(eq=False)
+class Arrival:
+    """The way back of a block."""
+
+    stream: Any
+    """The one that was current when the memory was taken: it gets the memory again."""
+    done: Mark
+    """The end of the copy-in."""
+    seen_by: list[Any] = field(default_factory=list)
+    """Streams that have waited for it."""
+
+    def reach(self, device: Device) -> Any:
+        """The current stream goes on after the copy-in; which one that is."""
+        stream = device.stream()
+        if stream not in self.seen_by:
+            device.wait(self.done)
+            self.seen_by.append(stream)
+        return stream
 
 
 @dataclass(eq=False)
@@ -31,6 +51,8 @@ class Record:
     slot: HostSlot
     slot_is_ours: bool = True
     has_left: bool = False
+    arrival: Arrival | None = None
+    """Set once the copy-in has begun."""
     handles: list[_Handle] = field(default_factory=list)
     owner: _Owner | None = None
     """Set if the storage is that of a block's input."""
@@ -118,8 +140,8 @@ class _Handle:
     stride: tuple[int, ...]
     offset: int
 
-    def restore(self) -> torch.Tensor:
-        """The tensor, on the device."""
+    def restore(self, device: Device) -> torch.Tensor:
+        """The tensor, on the device, for the current stream."""
         if self.alias._version != self.version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
@@ -128,9 +150,15 @@ class _Handle:
             )
         if not self.record.has_left:
             return self.alias
-        assert self.record.storage is not None
-        empty = torch.empty(0, dtype=self.dtype, device=self.record.storage.device)
-        return empty.set_(self.record.storage, self.offset, self.shape, self.stride)
+        storage, arrival = self.record.storage, self.record.arrival
+        assert storage is not None
+        assert arrival is not None
+        stream = arrival.reach(device)
+        tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
+        tensor.set_(storage, self.offset, self.shape, self.stride)
+        if stream != arrival.stream:
+            device.borrow(tensor)
+        return tensor
 
 
 @dataclass(eq=False)
@@ -148,6 +176,7 @@ class Packer:
         self,
         storages: Sequence[SavedStorage],
         pool: HostPool,
+        device: Device,
         load: Callable[[Block], None],
         owners: Mapping[int, torch.Tensor],
     ) -> None:
@@ -158,7 +187,7 @@ class Packer:
         """Shared with the engine, which empties it."""
         self.spilled = 0
         """Bytes for which the pool had no room."""
-        self._load = load
+        self._device, self._load = device, load
         self._by_storage: dict[int, Record] = {}
         for storage in storages:
             slot = pool.take(storage.nbytes)
@@ -205,7 +234,7 @@ class Packer:
         if isinstance(packed, _Handle):
             if packed.record.has_left and packed.record.storage is None and self.owner is not None:
                 self._load(self.owner)
-            return packed.restore()
+            return packed.restore(self._device)
         assert isinstance(packed, torch.Tensor)
         return packed
 

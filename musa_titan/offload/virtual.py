@@ -7,16 +7,22 @@ number, every time:
   stream. Until then its destination holds poison (bytes 0xFF, NaN in every floating-point format).
 * Memory that was let go is overwritten at once, as the next kernel would.
 
+There is a second compute stream, :meth:`VirtualDevice.beside`. What is launched there happens when the first one joins
+it, and finds whatever is then in the memory that it was given.
+
 The clock runs per stream: compute advances by :meth:`VirtualDevice.compute`, a copy by its bytes over the bandwidth.
 """
 
 from __future__ import annotations
 
 import math
+import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy
 import torch
 
 from musa_titan.offload.device import Copy, as_bytes
@@ -56,10 +62,53 @@ class VirtualDevice:
         self._lag = {id(self._out): out_lag, id(self._in): in_lag}
         self._bandwidth = {id(self._out): out_bandwidth, id(self._in): in_bandwidth}
         self._free_at = {id(self._out): 0.0, id(self._in): 0.0}
+        self._stream = "compute"
+        self._beside: list[Callable[[], object]] = []
+        """Kernels of the second compute stream that have not run yet."""
+        self._memory: dict[int, numpy.ndarray] = {}
+        """By address: what :meth:`empty` gave out and nobody let go of."""
+        self._borrowed: set[int] = set()
 
     def compute(self, seconds: float) -> None:
         """The compute stream is busy for `seconds`."""
         self.now += seconds
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """The second compute stream is the current one."""
+        before, self._stream = self._stream, "beside"
+        try:
+            yield
+        finally:
+            self._stream = before
+
+    def launch(self, kernel: Callable[[], object]) -> None:
+        """Run `kernel` on the current stream. It must use tensors of :meth:`unprotected` only."""
+        if self._stream == "beside":
+            self._beside.append(kernel)
+        else:
+            kernel()
+
+    def join(self) -> None:
+        """The first compute stream goes on after what was launched on the second one."""
+        for kernel in self._beside:
+            kernel()
+        self._beside.clear()
+
+    def unprotected(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor` as a kernel has it: an address, which keeps no memory from being let go."""
+        storage = tensor.untyped_storage()
+        memory = self._memory.get(storage.data_ptr())
+        if memory is None:
+            return tensor
+        whole = torch.from_numpy(memory).view(tensor.dtype)
+        return whole.as_strided(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+
+    def stream(self) -> str:
+        return self._stream
+
+    def borrow(self, tensor: torch.Tensor) -> None:
+        self._borrowed.add(tensor.untyped_storage().data_ptr())
 
     def mark(self) -> _Work:
         return _Work(self.now, done=True)
@@ -76,7 +125,22 @@ class VirtualDevice:
         return self._issue(self._in, list(copies), list(after))
 
     def empty(self, nbytes: int) -> torch.Tensor:
-        return torch.full((nbytes,), POISON, dtype=torch.uint8)
+        memory = numpy.full(nbytes, POISON, dtype=numpy.uint8)
+        given = memory[:]  # torch keeps this view, and the kernels of `unprotected` tensors the memory
+        tensor = torch.from_numpy(given)
+        self._memory[tensor.data_ptr()] = memory
+        weakref.finalize(given, self._let_go, tensor.data_ptr())
+        return tensor
+
+    def _let_go(self, address: int) -> None:
+        """The last tensor on memory of :meth:`empty` is gone: the first stream takes it, after the second one if that
+        has borrowed it."""
+        memory = self._memory.pop(address)
+        if address in self._borrowed:
+            self._borrowed.discard(address)
+            self._beside.append(lambda: memory.fill(POISON))
+        else:
+            memory.fill(POISON)
 
     def release(self, storage: torch.UntypedStorage) -> None:
         address = storage._cdata

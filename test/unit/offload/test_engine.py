@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from musa_titan.offload.device import Copy
+from musa_titan.accelerator.cpu import streams
+from musa_titan.offload.device import Copy, StreamDevice
 from musa_titan.offload.engine import Engine
 from musa_titan.offload.lifetime import Block
 from musa_titan.offload.measure import Bandwidth
@@ -70,6 +72,77 @@ class Careless(VirtualDevice):
 def test_a_missing_dependency_shows_in_the_numbers(plain: Run, broken: type[VirtualDevice]) -> None:
     assert not run_iteration(make_chunks(2), ORDER, make_session(broken(60, 60), prefetch=2)).equals(plain)
     assert run_iteration(make_chunks(2), ORDER, make_session(VirtualDevice(60, 60), prefetch=2)).equals(plain)
+
+
+class OnSecondStream(torch.autograd.Function):
+    """The sine, whose backward runs beside the rest, as that of Megatron's shared experts does."""
+
+    device: VirtualDevice
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        device, (grad,) = OnSecondStream.device, grads
+        result = torch.empty_like(grad)
+        with device.beside():
+            x = device.unprotected(ctx.saved_tensors[0])
+            device.launch(lambda: torch.mul(grad, x.cos(), out=result))
+        return result
+
+
+class JoinsSecondStream(torch.autograd.Function):
+    """Where autograd lets the first stream wait for the second one, since it is going to read its result."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        OnSecondStream.device.join()
+        return grads[0]
+
+
+class WithSecondStream(Chunk):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        beside = JoinsSecondStream.apply(x.exp())
+        routed = super().forward(x)  # its backward comes between launch and join
+        return routed + OnSecondStream.apply(beside)
+
+
+class Unshared(VirtualDevice):
+    """Does not care which stream uses what came back."""
+
+    def borrow(self, tensor: torch.Tensor) -> None:
+        pass
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_second_compute_stream_finds_what_came_back(prefetch: int) -> None:
+    OnSecondStream.device = VirtualDevice()
+    expected = run_iteration(make_chunks(2, WithSecondStream), ORDER)
+    for kind, equal in ((VirtualDevice, True), (Unshared, False)):
+        device = OnSecondStream.device = kind(3, 3)
+        session = make_session(device, prefetch=prefetch)
+        assert run_iteration(make_chunks(2, WithSecondStream), ORDER, session).equals(expected) is equal
+        assert session.engine.counters.copied_in > 0
+
+
+def test_on_a_real_device_the_second_stream_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[tuple[int, object]] = []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda t, stream: recorded.append((t.data_ptr(), stream)))
+    current = ["compute"]
+    runtime = SimpleNamespace(Stream=streams.Stream, current_stream=lambda: current[0])
+    device = StreamDevice(runtime, torch.device("cpu"))
+    tensor = device.empty(8)
+    current[0] = "beside"
+    assert device.stream() == "beside"
+    device.borrow(tensor)
+    assert recorded == [(tensor.data_ptr(), "beside")]
 
 
 SHAPES = [(stage, stages, chunks) for stages, chunks in ((3, 1), (4, 1), (3, 2), (2, 4)) for stage in range(stages)]
@@ -282,6 +355,25 @@ def test_a_tensor_asked_for_early_is_fetched() -> None:
     session.abort()
     (expected,) = torch.autograd.grad(chunks[0](x).sum(), x)
     assert torch.equal(early, expected)
+
+
+def test_a_tensor_asked_for_early_waits_for_a_copy_under_way() -> None:
+    session, chunks = make_session(VirtualDevice(0, 9), prefetch=1), make_chunks(1)
+    steps = [Step("F", m) for m in range(4)] + [Step("BW", m) for m in range(4)]
+    session.begin("early", lambda: steps)
+    x = torch.randn(24, 32, requires_grad=True)
+    outputs = []
+    for microbatch in range(4):
+        session.before_forward()
+        outputs.append(chunks[0](x))
+        session.after_forward(Block(0, microbatch), [outputs[-1]])
+    session.before_backward(Block(0, 0))
+    outputs[0].sum().backward(inputs=[x])
+    session.after_backward(Block(0, 0))
+    assert session.engine._blocks[Block(0, 2)].state == "returning"
+    (early,) = torch.autograd.grad(outputs[2].sum(), x)
+    session.abort()
+    assert torch.equal(early, torch.autograd.grad(chunks[0](x).sum(), x)[0])
 
 
 def test_a_graph_of_a_failed_iteration_cannot_be_used() -> None:
