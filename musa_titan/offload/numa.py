@@ -12,8 +12,11 @@ from typing import Any
 
 logger = logging.getLogger("musa_titan")
 
-_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
-_DEFAULT, _PREFERRED = 0, 1
+_SYSTEM_CALLS = {"x86_64": (239, 238), "aarch64": (236, 237)}
+"""Numbers of get_mempolicy and set_mempolicy."""
+_PREFERRED = 1
+_Mask = ctypes.c_ulong * 16
+_BITS = 64 * 16
 
 
 def node_of_pci_device(address: str, root: Path = Path("/sys/bus/pci/devices")) -> int | None:
@@ -34,29 +37,39 @@ def node_of_device(properties: Any) -> int | None:
 
 @contextmanager
 def preferring_node(node: int | None) -> Iterator[None]:
-    """Pages that this thread makes present inside come from `node` while it has any. None: no preference.
+    """Pages that this thread makes present inside come from `node` while it has any; afterwards its policy is the one
+    it had (numactl may have set it). None: no preference.
 
     A preference, not a binding: a full node must not end a training run.
     """
-    number = _SET_MEMPOLICY.get(platform.machine())
-    if node is None or number is None or not _set_policy(number, _PREFERRED, node):
+    numbers = _SYSTEM_CALLS.get(platform.machine())
+    before = _policy(numbers[0]) if node is not None and numbers is not None else None
+    if node is None or numbers is None or before is None:
         yield
         return
+    mask = _Mask()
+    mask[node // 64] = 1 << (node % 64)
+    changed = _set_policy(numbers[1], _PREFERRED, mask)
     try:
         yield
     finally:
-        _set_policy(number, _DEFAULT, None)
+        if changed:
+            _set_policy(numbers[1], *before)
 
 
-def _set_policy(number: int, mode: int, node: int | None) -> bool:
+def _policy(number: int) -> tuple[int, ctypes.Array[ctypes.c_ulong]] | None:
+    """Mode, with its flags, and nodes of this thread's policy; None where the kernel does not say."""
+    mode, mask = ctypes.c_int(), _Mask()
     libc = ctypes.CDLL(None, use_errno=True)
-    mask = (ctypes.c_ulong * 16)()
-    if node is not None:
-        mask[node // 64] = 1 << (node % 64)
-    bits = 64 * len(mask)
     failed = libc.syscall(
-        ctypes.c_long(number), ctypes.c_int(mode), mask if node is not None else None, ctypes.c_ulong(bits)
+        ctypes.c_long(number), ctypes.byref(mode), mask, ctypes.c_ulong(_BITS), None, ctypes.c_ulong(0)
     )
+    return None if failed else (mode.value, mask)
+
+
+def _set_policy(number: int, mode: int, mask: ctypes.Array[ctypes.c_ulong]) -> bool:
+    libc = ctypes.CDLL(None, use_errno=True)
+    failed = libc.syscall(ctypes.c_long(number), ctypes.c_int(mode), mask, ctypes.c_ulong(_BITS))
     if failed:
-        logger.warning("musa_titan offload: set_mempolicy for node %s: errno %d", node, ctypes.get_errno())
+        logger.warning("musa_titan offload: set_mempolicy(%d): errno %d", mode, ctypes.get_errno())
     return not failed

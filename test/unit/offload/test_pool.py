@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -160,22 +161,42 @@ def test_node_of_a_device_is_read_from_the_system(tmp_path: Path) -> None:
     assert node_of_device(SimpleNamespace(name="no such fields")) is None
 
 
-def policy_of_this_thread() -> int | None:
-    """0 default, 1 preferred; None where the kernel does not say (another architecture, a sandbox)."""
-    libc = ctypes.CDLL(None, use_errno=True)
+GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236}.get(platform.machine(), -1)
+SET_MEMPOLICY = GET_MEMPOLICY + (-1 if platform.machine() == "x86_64" else 1)
+DEFAULT, PREFERRED, INTERLEAVE = 0, 1, 3
+
+
+def policy_of_this_thread() -> tuple[int, int] | None:
+    """Mode, and the first 64 nodes as bits; None where the kernel does not say (another architecture, a sandbox)."""
     mode, mask = ctypes.c_int(-1), (ctypes.c_ulong * 16)()
-    number = {"x86_64": 239, "aarch64": 236}.get(platform.machine(), -1)
-    failed = libc.syscall(
-        ctypes.c_long(number), ctypes.byref(mode), mask, ctypes.c_ulong(1024), None, ctypes.c_ulong(0)
+    failed = ctypes.CDLL(None).syscall(
+        ctypes.c_long(GET_MEMPOLICY), ctypes.byref(mode), mask, ctypes.c_ulong(1024), None, ctypes.c_ulong(0)
     )
-    return None if failed else mode.value
+    return None if failed else (mode.value, mask[0])
 
 
-def test_pages_prefer_the_node_inside_and_only_inside() -> None:
-    before = policy_of_this_thread()
-    with preferring_node(0):
-        assert policy_of_this_thread() == (None if before is None else 1)
-    assert policy_of_this_thread() == before
+def set_policy_of_this_thread(mode: int, nodes: int) -> None:
+    mask = (ctypes.c_ulong * 16)(nodes)
+    ctypes.CDLL(None).syscall(ctypes.c_long(SET_MEMPOLICY), ctypes.c_int(mode), mask, ctypes.c_ulong(1024))
+
+
+@pytest.mark.parametrize(("mode", "nodes"), [(DEFAULT, 0), (INTERLEAVE, 1)])
+def test_pages_prefer_the_node_inside_and_only_inside(mode: int, nodes: int) -> None:
+    """Also where numactl has chosen another policy."""
+    known = policy_of_this_thread() is not None
+    seen = []
+
+    def look() -> None:
+        set_policy_of_this_thread(mode, nodes)
+        seen.append(policy_of_this_thread())
+        with preferring_node(0):
+            seen.append(policy_of_this_thread())
+        seen.append(policy_of_this_thread())
+
+    thread = threading.Thread(target=look)  # a policy is that of a thread
+    thread.start()
+    thread.join()
+    assert seen == ([(mode, nodes), (PREFERRED, 1), (mode, nodes)] if known else [None] * 3)
 
 
 def test_no_preference_changes_nothing() -> None:
