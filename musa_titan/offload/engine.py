@@ -89,7 +89,9 @@ class Engine:
         *,
         min_bytes: int = 0,
         is_on_device: Callable[[torch.Tensor], bool] = lambda tensor: True,
+        label: str = "",
     ) -> None:
+        """`label` names the rank in errors."""
         self.device, self.pool = device, pool
         self.held: dict[int, set[Key]] = {}
         """Per chunk: tensors that something besides the graph holds, found by copying them once."""
@@ -99,6 +101,7 @@ class Engine:
         """Bytes absent from the device after each event of this iteration."""
         self.observed: dict[Block, Observed] = {}
         self._min_bytes, self._is_on_device = min_bytes, is_on_device
+        self._prefix = f"activation offload, {label}" if label else "activation offload"
         self._plan: Plan | None = None
         self._blocks: dict[Block, _Moved] = {}
         self._absent = 0
@@ -163,7 +166,7 @@ class Engine:
             movable = self._observe(block, saved, excluded | own)
             if moving:
                 count = leading([storage.nbytes for storage in movable], plan.fractions[block.chunk])
-                self._move(block, Packer(movable[:count], self.pool, self.device, self._load_for, owners))
+                self._move(block, Packer(movable[:count], self.pool, self.device, self._load_for, owners, self._prefix))
         self._event_passed()
 
     def before_backward(self, block: Block) -> None:
@@ -253,7 +256,7 @@ class Engine:
                 buffers.append(self.device.empty(record.nbytes))
             except RuntimeError as error:
                 raise OffloadError(
-                    f"activation offload: no device memory for {record.nbytes:,} B of {moved.nbytes:,} B that "
+                    f"{self._prefix}: no device memory for {record.nbytes:,} B of {moved.nbytes:,} B that "
                     f"microbatch {block.microbatch} of model chunk {block.chunk} needs for its backward. "
                     "Lower --musa-offload-prefetch or set --musa-offload-resident-gb"
                 ) from error
@@ -270,7 +273,7 @@ class Engine:
         """A saved tensor is asked for outside the backward of its block (a user's ``torch.autograd.grad``)."""
         moved = self._blocks.get(block)
         if moved is None:
-            raise OffloadError("a saved tensor was asked for after its iteration had ended or failed")
+            raise OffloadError(f"{self._prefix}: a saved tensor was asked for after its iteration had ended or failed")
         if moved.state == "away":
             self.counters.inline_loads += 1
             self._load(block, moved)
@@ -308,7 +311,7 @@ class Engine:
 
     def _running(self) -> Plan:
         if self._plan is None:
-            raise OffloadError("activation offload saw an event outside an iteration; call begin() first")
+            raise OffloadError(f"{self._prefix}: an event outside an iteration; call begin() first")
         return self._plan
 
     def _wanted(self, tensor: torch.Tensor) -> bool:

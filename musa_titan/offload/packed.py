@@ -140,13 +140,17 @@ class _Handle:
     stride: tuple[int, ...]
     offset: int
 
-    def restore(self, device: Device) -> torch.Tensor:
-        """The tensor, on the device, for the current stream."""
+    def restore(self, device: Device, prefix: str) -> torch.Tensor:
+        """The tensor, on the device, for the current stream.
+
+        Raises:
+            RuntimeError: it was modified after it was saved. Autograd's own words, and where.
+        """
         if self.alias._version != self.version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
                 f"[{self.dtype} {list(self.shape)}] is at version {self.alias._version}; "
-                f"expected version {self.version} instead. Its value is offloaded to the host"
+                f"expected version {self.version} instead ({prefix}: the tensor was on its way to the host)"
             )
         if not self.record.has_left:
             return self.alias
@@ -179,15 +183,16 @@ class Packer:
         device: Device,
         load: Callable[[Block], None],
         owners: Mapping[int, torch.Tensor],
+        prefix: str = "activation offload",
     ) -> None:
-        """`owners`: address of a storage -> the block's input that it belongs to."""
+        """`owners`: address of a storage -> the block's input that it belongs to. `prefix` of errors names the rank."""
         self.owner: Block | None = None
         """Set once the block is known to the engine; `load` is called with it for a tensor asked for early."""
         self.records: list[Record] = []
         """Shared with the engine, which empties it."""
         self.spilled = 0
         """Bytes for which the pool had no room."""
-        self._device, self._load = device, load
+        self._device, self._load, self._prefix = device, load, prefix
         self._by_storage: dict[int, Record] = {}
         for storage in storages:
             slot = pool.take(storage.nbytes)
@@ -234,7 +239,7 @@ class Packer:
         if isinstance(packed, _Handle):
             if packed.record.has_left and packed.record.storage is None and self.owner is not None:
                 self._load(self.owner)
-            return packed.restore(self._device)
+            return packed.restore(self._device, self._prefix)
         assert isinstance(packed, torch.Tensor)
         return packed
 

@@ -30,7 +30,10 @@ def make_session(context: Context, label: str) -> Session:
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
     device = make_device(accelerator)
     pool = make_pool(accelerator, options.host_gb)
-    engine = Engine(device, pool, min_bytes=options.min_bytes, is_on_device=accelerator.is_accelerator_tensor)
+    name = f"rank {rank}, {label}"
+    engine = Engine(
+        device, pool, min_bytes=options.min_bytes, is_on_device=accelerator.is_accelerator_tensor, label=name
+    )
     wishes = Wishes(
         fraction=options.fraction,
         resident=None if options.resident_gb is None else int(options.resident_gb * GB),
@@ -46,7 +49,7 @@ def make_session(context: Context, label: str) -> Session:
         target_peak=None if options.peak_gb is None else int(options.peak_gb * GB),
         memory=DeviceMemory(runtime.memory_allocated, runtime.max_memory_allocated, runtime.reset_peak_memory_stats),
         report=Path(directory) / f"offload.rank{rank}.jsonl" if directory else None,
-        label=f"rank {rank}, {label}",
+        label=name,
     )
 
 

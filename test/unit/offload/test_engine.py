@@ -30,7 +30,7 @@ ORDER = order(0, 4, 2, 8)
 
 def make_session(device: VirtualDevice | None = None, host: int = 1 << 30, **wishes: Any) -> Session:
     wishes = {"fraction": 1.0, "prefetch": 1, **wishes}
-    engine = Engine(device or VirtualDevice(), HostPool(host))
+    engine = Engine(device or VirtualDevice(), HostPool(host), label="rank 5, pipeline stage 1 of 4")
     return Session(engine, Wishes(**wishes), bandwidth=lambda: Bandwidth(1e12, 1e12))
 
 
@@ -280,7 +280,7 @@ class Modifies(Chunk):
 def test_in_place_modification_is_the_error_autograd_gives(offload: bool) -> None:
     chunks = make_chunks(1, Modifies)
     steps = [Step("F", 0), Step("F", 1), Step("F", 2), Step("BW", 0), Step("BW", 1), Step("BW", 2)]
-    session = make_session() if offload else None
+    session = make_session(prefetch=0) if offload else None  # modified while its memory is away
 
     def modify(step: Step) -> None:
         if step == Step("F", 0):
@@ -289,8 +289,9 @@ def test_in_place_modification_is_the_error_autograd_gives(offload: bool) -> Non
             with torch.no_grad():
                 modify.first.add_(1)  # type: ignore[attr-defined]
 
-    with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
+    with pytest.raises(RuntimeError, match="has been modified by an inplace operation") as error:
         run_iteration(chunks, steps, session, during=modify)
+    assert ("rank 5" in str(error.value)) is offload
     if session is not None:
         session.abort()
 
@@ -318,7 +319,7 @@ def test_a_copy_in_without_memory_is_tried_again_when_it_is_due(plain: Run) -> N
 
 def test_a_device_without_memory_names_the_microbatch() -> None:
     session = make_session(FullDevice(10**6))
-    with pytest.raises(OffloadError, match="microbatch 0 of model chunk 1"):
+    with pytest.raises(OffloadError, match=r"rank 5, .* microbatch 0 of model chunk 1"):
         run_iteration(make_chunks(2), ORDER, session)
     session.abort()
 
@@ -386,7 +387,7 @@ def test_a_graph_of_a_failed_iteration_cannot_be_used() -> None:
         session.before_forward()
         session.after_forward(Block(0, microbatch), [outputs[-1]])
     session.abort()
-    with pytest.raises(OffloadError, match="after its iteration had ended"):
+    with pytest.raises(OffloadError, match=r"rank 5, .* after its iteration had ended"):
         outputs[0].sum().backward()
 
 
