@@ -100,7 +100,8 @@ class Session:
                 self._choices[key] = self._choose(times, self._costs)
             self.choice = self._choices[key]
             self._plan = self.choice.plan
-        self._measuring = Stopwatch(self.engine.device) if self._looks < LOOKS else None
+        measured = self.choice is None or self._looks < LOOKS
+        self._measuring = Stopwatch(self.engine.device) if measured else None
         self.engine.begin(self._plan)
 
     def before_forward(self) -> None:
@@ -218,7 +219,7 @@ class Session:
         """The plan of an iteration before any other can be made: everything moves."""
         if self._bandwidth is None:
             self._bandwidth = self._ask_bandwidth()
-        self.choice = None
+        self.choice = self._costs = None
         prefetch = 1 if self._wishes.prefetch is None else self._wishes.prefetch
         return fixed_plan(times, (1.0,) * times.chunks, self._wishes.drain or 1, prefetch)
 

@@ -171,6 +171,20 @@ def test_times_of_a_first_iteration_that_compiles_do_not_stay() -> None:
     assert session.choice.prediction.compute == len(steps) * 1.0
 
 
+def test_another_number_of_chunks_is_measured_anew() -> None:
+    device = VirtualDevice()
+    session = make_session(device, Wishes())
+    for count in (1, 2):
+        chunks, steps = make_chunks(count), order(0, 4, count, 8)
+        plain = run_iteration(chunks, steps)
+        for _ in range(3):
+            found = run_iteration(chunks, steps, session, key=count, during=lambda step: device.compute(1.0))
+            assert found.equals(plain)
+        assert session._costs is not None
+        assert session._costs.forward == (1.0,) * count
+        assert session.choice is not None
+
+
 def test_routed_bytes_are_allowed_to_differ_as_the_expert_load_does() -> None:
     def block(load: int) -> Observed:
         return Observed(((("A", "x", 0), 1000), (("Expert", "x", 0), load), (("Expert", "y", 0), 2 * load)), kept=7)
