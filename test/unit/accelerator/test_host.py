@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import multiprocessing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from musa_titan.accelerator import host
 from musa_titan.accelerator.host import available_memory, node_number, values_on_this_node
-from test.integration.ports import free_port
 
 MIB = 1 << 20
 
@@ -94,31 +94,29 @@ def test_one_process_has_the_node_for_itself() -> None:
     assert values_on_this_node(5, torch.device("cpu")) == [5]
 
 
-RANK = """
-import os, sys, torch
-import torch.distributed as dist
-from musa_titan.accelerator import host
-rank = int(os.environ["RANK"])
-dist.init_process_group("gloo")
-if os.environ["NODES"] == "2":
-    host.node_number = lambda: rank % 2
-print(host.values_on_this_node((1 << 62) + rank, torch.device("cpu")))
-"""
+BIG = 1 << 62
+
+
+def speak(rank: int, ranks: int, nodes: int, store: Path, answers: Any) -> None:
+    """What one rank hears, in a process of its own."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(store), ranks), rank=rank, world_size=ranks)
+    if nodes > 1:
+        host.node_number = lambda: rank % nodes
+    answers.put((rank, host.values_on_this_node(BIG + rank, torch.device("cpu"))))
+    dist.barrier()  # nobody leaves while another one talks to it
+    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_every_rank_hears_from_the_ranks_of_its_node_only(nodes: int) -> None:
-    """With no LOCAL_WORLD_SIZE, as Ray and srun start ranks."""
-    env = {name: value for name, value in os.environ.items() if name != "LOCAL_WORLD_SIZE"}
-    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "3", "NODES": str(nodes)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK], env={**env, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(3)
-    ]
-    said = [rank.communicate(timeout=120)[0].strip() for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * 3
-    big = 1 << 62
-    expected = [[0, 1, 2]] * 3 if nodes == 1 else [[0, 2], [1], [0, 2]]
-    assert said == [str([big + rank for rank in group]) for group in expected]
+def test_every_rank_hears_from_the_ranks_of_its_node_only(tmp_path: Path, nodes: int) -> None:
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    ranks = [context.Process(target=speak, args=(rank, 3, nodes, tmp_path / "store", answers)) for rank in range(3)]
+    for process in ranks:
+        process.start()
+    said = dict(answers.get(timeout=120) for _ in ranks)
+    for process in ranks:
+        process.join(timeout=120)
+    assert [process.exitcode for process in ranks] == [0, 0, 0]
+    groups = [[0, 1, 2]] * 3 if nodes == 1 else [[0, 2], [1], [0, 2]]
+    assert said == {rank: [BIG + other for other in group] for rank, group in enumerate(groups)}
