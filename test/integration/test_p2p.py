@@ -134,9 +134,11 @@ def test_two_pipelines_of_a_deepseek_model_keep_their_bits(megatron: Runner, tmp
     default = default_run(args, 4, False)
     mooncake = megatron.run([*args, *MOONCAKE], tmp_path, 4, hooks=GRADIENTS + WATCH)
     assert_same_bits(mooncake, default)
-    assert [rank.extra["p2p"][0]["sent"]["forward"]["bytes"] for rank in mooncake.ranks[:2]] == [
-        3 * 2 * 32 * 64 * 2 * 2 // 2
-    ] * 2
+    pipelines = 2  # four ranks: stage 0 of both, then stage 1 of both
+    carried = STEPS * MICROBATCHES // pipelines * ACTIVATION // 2  # bf16
+    expected = [{"forward": carried, "backward": 0}] * pipelines + [{"forward": 0, "backward": carried}] * pipelines
+    sent = [rank.extra["p2p"][0]["sent"] for rank in mooncake.ranks]
+    assert [{direction: one["bytes"] for direction, one in each.items()} for each in sent] == expected
 
 
 def test_the_slot_is_as_large_as_an_activation_and_the_log_says_so(megatron: Runner, tmp_path: Path) -> None:
