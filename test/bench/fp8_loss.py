@@ -2,9 +2,9 @@
 
 ``python -m test.bench.fp8_loss [--seeds 1 2 3] [--steps 300] [--model dense|deepseek]``: minutes. For each seed, the
 same run in bf16 and in each recipe; the held-out loss after the last step, and the mean of the last 30 training losses.
-Two runs in bf16 that differ in rounding alone differ by some hundredths of a per cent, runs of two seeds by some per
-cent: the mean over seeds is what counts. The last line is one JSON object; ``worst_mean_held_out_percent`` is to stay
-below 1.
+The second bf16 run differs from the first in rounding alone and shows how much of a difference is chance: the mean over
+seeds is what counts. The last line is one JSON object; ``worst_mean_held_out_percent``, over the FP8 recipes, is to
+stay below 1.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from test.integration.runner import Runner
 E4M3 = ["--fp8-format", "e4m3", "--fp8-recipe", "blockwise"]
 RECIPES = {
     "bf16": [],
+    "bf16, halved micro-batches": ["--micro-batch-size", "4"],
     "block, pow2 scales": [*E4M3, "--musa-fp8-scale", "pow2"],
     "block, fp32 scales": [*E4M3, "--musa-fp8-scale", "mt"],
     "block, E5M2 gradients": ["--fp8-format", "hybrid", "--fp8-recipe", "blockwise"],
@@ -87,7 +88,7 @@ def main() -> None:
     runner.close()
     means = {name: round(mean(found), 3) for name, found in deltas.items()}
     rounded = {name: [round(delta, 3) for delta in found] for name, found in deltas.items()}
-    worst = max(abs(value) for value in means.values())
+    worst = max((abs(value) for name, value in means.items() if not name.startswith("bf16")), default=0.0)
     print(json.dumps({"mean_held_out_percent": means, "by_seed": rounded, "worst_mean_held_out_percent": worst}))
 
 
