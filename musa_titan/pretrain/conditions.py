@@ -9,7 +9,7 @@ from importlib.machinery import PathFinder
 from musa_titan.patching.spec import Context
 
 
-def _installed(package: str) -> bool:
+def installed(package: str) -> bool:
     """Whether `package` could be imported, found without importing it."""
     if package in sys.modules:
         return sys.modules[package] is not None
@@ -18,7 +18,7 @@ def _installed(package: str) -> bool:
 
 def te_absent(context: Context) -> str | None:
     """For repairs of paths that only work with Transformer Engine, which needs a GPU."""
-    if context.accelerator.device_type != "cpu" and _installed("transformer_engine"):
+    if context.accelerator.device_type != "cpu" and installed("transformer_engine"):
         return "Transformer Engine is installed"
     return None
 
@@ -28,14 +28,14 @@ def fused_optimizers_absent(context: Context) -> str | None:
     if context.accelerator.device_type == "cpu":
         return None
     for package in ("transformer_engine", "apex"):
-        if _installed(package):
+        if installed(package):
             return f"{package} brings FusedAdam"
     return None
 
 
 def triton_absent(context: Context) -> str | None:
     """For modules that import triton without a guard."""
-    return "triton is installed" if _installed("triton") else None
+    return "triton is installed" if installed("triton") else None
 
 
 def before_python_312(context: Context) -> str | None:

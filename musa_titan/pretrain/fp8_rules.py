@@ -12,7 +12,7 @@ from musa_titan.fp8.recipe import Recipe
 from musa_titan.fp8.select import select_backend
 from musa_titan.patching.spec import Context, MusaTitanError
 from musa_titan.pretrain import fp8_te
-from musa_titan.pretrain.conditions import te_absent
+from musa_titan.pretrain.conditions import installed
 from musa_titan.settings import Settings
 
 Provider = Literal["transformer_engine", "musa_titan"]
@@ -75,7 +75,7 @@ def validate(settings: Settings, args: Any) -> None:
 
 def provider_for(transformer_impl: str) -> Provider:
     """TransformerEngine computes FP8 in its own layers; the local layers are ours."""
-    if transformer_impl == "transformer_engine" and not _te_absent():
+    if transformer_impl == "transformer_engine" and installed("transformer_engine"):
         return "transformer_engine"
     return "musa_titan"
 
@@ -131,7 +131,3 @@ def scale_mode(choice: str, accelerator: Accelerator) -> ScaleMode:
     if choice == "mt" or (choice == "auto" and accelerator.device_type == "musa"):
         return "mt"
     return "pow2"
-
-
-def _te_absent() -> bool:
-    return te_absent(None) is None  # type: ignore[arg-type]  # the condition does not look at its context

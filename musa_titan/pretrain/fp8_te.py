@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from musa_titan.patching.spec import Context, MusaTitanError, Skip
-from musa_titan.pretrain.conditions import te_absent
+from musa_titan.pretrain.conditions import installed
 
 BLOCK_RECIPES = ("mxfp8", "blockwise")
 NEEDED = {
@@ -35,8 +35,7 @@ logger = logging.getLogger("musa_titan")
 
 def mtfp8_present(context: Context) -> str | None:
     """Patch condition: the installed TransformerEngine is Moore Threads'."""
-    absent = te_absent(context)
-    if absent is None:
+    if not installed("transformer_engine"):
         return "Transformer Engine is not installed"
     return None if hasattr(recipes(), MTFP8) else f"Transformer Engine has no {MTFP8}"
 
