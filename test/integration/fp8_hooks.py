@@ -88,7 +88,7 @@ def check_outputs(recorder: Recorder) -> None:
 
 def check_products(recorder: Recorder) -> None:
     """Compare every quantisation and every product with the oracle: bitwise, or the rank fails. Block recipes."""
-    from musa_titan.fp8.backend import EmulatedBackend
+    from musa_titan.fp8.backend import EmulatedBackend, NativeBackend
     from musa_titan.fp8.layer import Fp8Layer
     from musa_titan.fp8.native import quantize as native_quantize
 
@@ -108,9 +108,7 @@ def check_products(recorder: Recorder) -> None:
         recorder.extra["products_checked"] += 1
         return found
 
-    from musa_titan.fp8.backend import NativeBackend
-
-    NativeBackend.quantize, Fp8Layer.product = checked_quantize, checked_product  # type: ignore[method-assign]
+    NativeBackend.quantize, Fp8Layer.product = checked_quantize, checked_product
 
 
 def count_weights(recorder: Recorder) -> None:
@@ -132,7 +130,7 @@ def count_weights(recorder: Recorder) -> None:
         counts.clear()
         return log(*args, **kwargs)
 
-    Fp8Layer.rows = counting_rows  # type: ignore[method-assign]
+    Fp8Layer.rows = counting_rows
     training.training_log = training_log
 
 
