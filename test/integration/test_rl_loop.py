@@ -142,14 +142,19 @@ def test_first_gradient_norm_is_equal_in_all_layouts(
 
 
 def test_mooncake_and_offload_in_the_trainers_stages_give_the_same_gradient_bitwise(
-    train: Callable[..., Rehearsal], pipeline: Rehearsal
+    train: Callable[..., Rehearsal], pipeline: Rehearsal, tmp_path: Path
 ) -> None:
     """Features of pretraining, switched on in miles by the flags that pretraining has."""
     mooncake = ("--musa-p2p", "mooncake", "--musa-p2p-transport", "tcp")
-    offload = ("--musa-offload", "--musa-offload-short-pipeline", "--musa-offload-min-bytes", "0")
-    run = train("stages", *mooncake, *offload, LAYOUT="pp2")
+    # Two stages hold so little that a block is away only if its way back is not hidden.
+    offload = (
+        "--musa-offload --musa-offload-short-pipeline --musa-offload-prefetch 0 --musa-offload-min-bytes 0".split()
+    )
+    run = train("stages", *mooncake, *offload, "--musa-offload-report-dir", str(tmp_path), LAYOUT="pp2")
     assert run.status == 0, run.output[-3000:] + run.log[-3000:]
     assert "pipeline [0, 1] uses Mooncake over tcp" in run.log
+    moved = json.loads((tmp_path / "offload.rank0.jsonl").read_text().splitlines()[-1])
+    assert moved["counters"]["copied_in"] == moved["counters"]["copied_out"] > 0
     assert run.iterations[0]["grad_norm"] == pipeline.iterations[0]["grad_norm"]
 
 
