@@ -28,9 +28,9 @@ SLOTS = 8
 MOST_SLABS = 64
 """A larger cap has larger slabs rather than more: looking for room looks at all of them."""
 
-EVEN = 0.95
-"""Part of the room that a mix of classes finds for sure: slabs end unevenly (found by filling pools of 1 to 64 GiB with
-mixes of up to six classes: at least 0.96)."""
+EVEN = 0.85
+"""Part of the room that a mix of classes finds for sure, as slabs end unevenly. 2,900 pools of 2 to 12 GiB, filled with
+random mixes of up to six sizes of 4 to 128 MiB, had at least 0.90 of it."""
 
 
 @dataclass
@@ -78,9 +78,9 @@ class HostPool:
         self._pinned, self._node = pinned, node
         self._allocate = allocate or self._from_system
         self._free: dict[int, list[HostSlot]] = {}
-        self._rests: list[torch.Tensor] = []
-        """What is not cut yet of each slab."""
         self._slabs: list[torch.Tensor] = []
+        self._cut_up_to: list[int] = []
+        """Per slab: where what is not cut yet begins."""
 
     def take(self, nbytes: int) -> HostSlot | None:
         """A slot of at least `nbytes`, or None: the cap is reached, or the system has no more memory."""
@@ -100,7 +100,7 @@ class HostPool:
         self._free.setdefault(size, []).append(slot)
         if not self.used:
             self._free.clear()
-            self._rests = list(self._slabs)
+            self._cut_up_to = [0] * len(self._slabs)
 
     def addresses(self) -> set[int]:
         """Where the slabs are; for accounting."""
@@ -115,34 +115,32 @@ class HostPool:
         slabs = {nbytes: self._slab_for(size_class(nbytes)) for nbytes in set(known)}
         taken = sum(slabs[nbytes] / (slabs[nbytes] // size_class(nbytes)) for nbytes in known)
         whole = self.capacity - self.capacity % max(slabs.values())
-        return int(EVEN * whole * sum(known) / taken)
+        return int((EVEN if len(slabs) > 1 else 1.0) * whole * sum(known) / taken)
 
     def _cut(self, size: int) -> HostSlot | None:
         """A slot from the smallest rest that has room for it, or from a new slab."""
-        fitting = [place for place, rest in enumerate(self._rests) if rest.numel() >= size]
-        if not fitting:
-            slab = self._grow(size)
-            if slab is None:
-                return None
-            self._rests.append(slab)
-            fitting = [len(self._rests) - 1]
-        place = min(fitting, key=lambda place: self._rests[place].numel())
-        rest = self._rests[place]
-        self._rests[place] = rest[size:]
-        return HostSlot(rest[:size])
+        rests = [slab.numel() - start for slab, start in zip(self._slabs, self._cut_up_to, strict=True)]
+        chosen = min(((rest, place) for place, rest in enumerate(rests) if rest >= size), default=None)
+        if chosen is None and not self._grow(size):
+            return None
+        place = len(rests) if chosen is None else chosen[1]
+        start = self._cut_up_to[place]
+        self._cut_up_to[place] = start + size
+        return HostSlot(self._slabs[place][start : start + size])
 
     def _larger(self, size: int) -> HostSlot | None:
         """The smallest slot of a larger class that is free."""
         larger = min((other for other, slots in self._free.items() if slots and other > size), default=None)
         return self._free[larger].pop() if larger is not None else None
 
-    def _grow(self, size: int) -> torch.Tensor | None:
+    def _grow(self, size: int) -> bool:
+        """Take another slab; False if there is no room for one."""
         nbytes = self._slab_for(size)
         while nbytes >= size:
             if self.reserved + nbytes <= self.capacity and self._add_slab(nbytes):
-                return self._slabs[-1]
+                return True
             nbytes //= 2
-        return None
+        return False
 
     def _add_slab(self, nbytes: int) -> bool:
         try:
@@ -151,6 +149,7 @@ class HostPool:
             return False
         self.reserved += nbytes
         self._slabs.append(slab)
+        self._cut_up_to.append(0)
         return True
 
     def _slab_for(self, size: int) -> int:

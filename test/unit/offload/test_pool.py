@@ -89,7 +89,7 @@ def test_what_is_promised_finds_room_however_often(capacity: int, sizes: list[in
 def test_most_of_the_cap_holds_tensors_of_one_size(mebibytes: int) -> None:
     capacity = 8 << 30
     held, _ = fill(HostPool(capacity, allocate=on_no_device), [mebibytes << 20])
-    assert held >= 0.85 * capacity
+    assert held >= 0.87 * capacity
 
 
 def test_the_rest_of_a_slab_serves_smaller_tensors() -> None:
