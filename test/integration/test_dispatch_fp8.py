@@ -92,7 +92,7 @@ LAYERS = {"fp8 experts": FP8_LAYERS, "grouped fp8 experts": [*FP8_LAYERS, "--moe
     [
         ("alltoall", "fp8 experts"),
         ("flex ace", "grouped fp8 experts"),
-        ("alltoall", "bf16 experts"),
+        pytest.param("alltoall", "bf16 experts", marks=FULL),
         pytest.param("alltoall", "grouped fp8 experts", marks=FULL),
         pytest.param("flex ace", "fp8 experts", marks=FULL),
         pytest.param("flex ace", "bf16 experts", marks=FULL),

@@ -32,7 +32,7 @@ def musa() -> Iterator[Runner]:
     runner.close()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param("flex", marks=pytest.mark.full), "flex fp8 recompute", "alltoall fp8"])
 def test_dispatch_on_musa_equals_the_cpu_bitwise(musa: Runner, megatron: Runner, tmp_path: Path, name: str) -> None:
     dispatcher, flags = CASES[name]
     auto = [*dispatcher, "auto"] if dispatcher else []
@@ -44,6 +44,15 @@ def test_dispatch_on_musa_equals_the_cpu_bitwise(musa: Runner, megatron: Runner,
         assert {rank.extra["transport"] for rank in on_musa.ranks} == {"collective"}
         assert {rank.extra["transport"] for rank in on_cpu.ranks} == {"ace"}
     assert on_musa.ranks[0].extra["traffic"] == on_cpu.ranks[0].extra["traffic"]
+
+
+def test_an_installed_mt_deep_ep_comes_before_ours(musa: Runner, megatron: Runner, tmp_path: Path) -> None:
+    install = "test.integration.dispatch_hooks:install_mt_deep_ep"
+    on_musa = musa.run([*MODEL, *FLEX, "auto"], tmp_path / "musa", 2, hooks=[HOOKS[0], install])
+    on_cpu = megatron.run(MODEL, tmp_path / "cpu", 2, hooks=HOOKS[:1])  # upstream's alltoall
+    assert [rank.extra["native"] for rank in on_musa.ranks] == ["MtAce"] * 2
+    assert on_musa.fingerprint == on_cpu.fingerprint
+    assert on_musa.parameters == on_cpu.parameters
 
 
 def test_ace_is_refused_where_a_device_cannot_share_windows(musa: Runner, tmp_path: Path) -> None:
