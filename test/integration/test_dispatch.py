@@ -31,12 +31,21 @@ class Case:
     steps: int = 20
 
 
+VIRTUAL = [*parallel(ep=2, pp=2, vpp_layers=1), "--mtp-num-layers", "0"]
 CASES = {
     "ep2": Case(DEEPSEEK + parallel(ep=2), 2),
     "ep4 bf16": Case(DEEPSEEK + parallel(ep=4) + BF16, 4),
-    "ep2 pp2 vpp2": Case(DEEPSEEK + parallel(ep=2, pp=2, vpp_layers=1) + ["--mtp-num-layers", "0"], 4),
-    "ep2 combined 1f1b": Case(DEEPSEEK + parallel(ep=2) + OVERLAP + ["--mtp-num-layers", "0"], 2),
+    "ep2 pp2 vpp2, combined 1f1b": Case(DEEPSEEK + VIRTUAL + OVERLAP, 4),
 }
+SLOW_CASES = {
+    "ep2 bf16": Case(DEEPSEEK + parallel(ep=2) + BF16, 2),
+    "ep4": Case(DEEPSEEK + parallel(ep=4), 4),
+    "ep2 pp2 vpp2": Case(DEEPSEEK + VIRTUAL, 4),
+    "ep2, combined 1f1b": Case(DEEPSEEK + parallel(ep=2) + OVERLAP + ["--mtp-num-layers", "0"], 2),
+}
+
+
+SHORT = Case(DEEPSEEK + parallel(ep=2) + BF16, 2, steps=3)
 
 
 def ours(backend: str) -> list[str]:
@@ -49,9 +58,9 @@ def train(megatron: Runner, directory: Path, case: Case, extra: list[str], *hook
     return megatron.run(args, directory, case.world_size, env=env, hooks=hooks, timeout=600)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *(pytest.param(name, marks=pytest.mark.full) for name in SLOW_CASES)])
 def test_flex_equals_alltoall_bitwise_over_20_steps(megatron: Runner, tmp_path: Path, name: str) -> None:
-    case = CASES[name]
+    case = {**CASES, **SLOW_CASES}[name]
     reference = train(megatron, tmp_path / "alltoall", case, [])
     for backend in ("ace", "collective"):
         job = train(megatron, tmp_path / backend, case, ours(backend), *HOOKS)
@@ -67,21 +76,23 @@ KINDS = ("dispatch", "combine", "combine_grad", "dispatch_grad")
 
 
 def test_a_run_repeats_itself_and_auto_means_ace_on_one_host(megatron: Runner, tmp_path: Path) -> None:
-    case = Case(DEEPSEEK + parallel(ep=2) + BF16, 2, steps=5)
-    jobs = [train(megatron, tmp_path / str(n), case, ours("auto"), *HOOKS) for n in range(2)]
+    jobs = [train(megatron, tmp_path / str(n), SHORT, ours("auto"), *HOOKS) for n in range(2)]
     assert jobs[0].fingerprint == jobs[1].fingerprint
     assert {rank.extra["transport"] for rank in jobs[0].ranks} == {"ace"}
 
 
+@pytest.fixture(scope="module")
+def alltoall(megatron: Runner, tmp_path_factory: pytest.TempPathFactory) -> JobResult:
+    return train(megatron, tmp_path_factory.mktemp("alltoall"), SHORT, [])
+
+
 @pytest.mark.parametrize(("package", "buffer"), [("deep_ep_v2", "V1"), ("mt_deep_ep", "MtAce")])
 def test_an_installed_package_is_preferred_and_trains_bitwise_the_same(
-    megatron: Runner, tmp_path: Path, package: str, buffer: str
+    megatron: Runner, tmp_path: Path, alltoall: JobResult, package: str, buffer: str
 ) -> None:
-    case = Case(DEEPSEEK + parallel(ep=2) + BF16, 2, steps=3)
-    reference = train(megatron, tmp_path / "alltoall", case, [])
-    job = train(megatron, tmp_path / package, case, ours("auto"), f"test.integration.dispatch_hooks:install_{package}")
-    assert job.fingerprint == reference.fingerprint
-    assert job.parameters == reference.parameters
+    job = train(megatron, tmp_path / package, SHORT, ours("auto"), f"test.integration.dispatch_hooks:install_{package}")
+    assert job.fingerprint == alltoall.fingerprint
+    assert job.parameters == alltoall.parameters
     assert [rank.extra["native"] for rank in job.ranks] == [buffer] * 2
 
 
@@ -91,7 +102,7 @@ def test_tensor_parallel_experts_sum_their_parts(megatron: Runner, tmp_path: Pat
     The reference is upstream's allgather: gloo has no gather of unequal parts, which alltoall needs here.
     """
     case = Case(DEEPSEEK + parallel(tp=2, ep=2) + ["--sequence-parallel", "--num-layers", "2",
-                "--moe-layer-freq", "([0]+[1])", "--mtp-num-layers", "0"], 4, steps=4)  # fmt: skip
+                "--moe-layer-freq", "([0]+[1])", "--mtp-num-layers", "0"], 4, steps=3)  # fmt: skip
     reference = train(megatron, tmp_path / "allgather", case, ["--moe-token-dispatcher-type", "allgather"])
     jobs = [train(megatron, tmp_path / backend, case, ours(backend), *HOOKS) for backend in ("ace", "collective")]
     assert jobs[0].fingerprint == jobs[1].fingerprint
