@@ -16,8 +16,8 @@ class Staging:
     """Where rows are laid out for sending, one place for each leg of a message.
 
     On the host the places are kept from message to message: the pages of fresh memory cost more than copying rows into
-    them (2 ranks, 4096 tokens x 1024: 13 of 21 ms of processor time of a dispatch). Devices have allocators that keep
-    memory themselves.
+    them (up to 13 of 21 ms of processor time of a dispatch of 4096 tokens x 1024 between 2 ranks). Devices have
+    allocators that keep memory themselves.
     """
 
     def __init__(self, keep: bool) -> None:
