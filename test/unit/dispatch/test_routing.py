@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from musa_titan.dispatch import routing
@@ -23,7 +23,6 @@ def routings(draw: st.DrawFn) -> tuple[torch.Tensor, int, int]:
     return torch.tensor(rows, dtype=torch.int64).view(len(rows), topk), experts, ranks
 
 
-@settings(deadline=None)
 @given(routings())
 def test_layout_rows_and_choices_are_what_they_are_defined_to_be(case: tuple[torch.Tensor, int, int]) -> None:
     topk_idx, experts, ranks = case
@@ -49,7 +48,6 @@ def test_layout_rows_and_choices_are_what_they_are_defined_to_be(case: tuple[tor
     assert aligned == [-(-count // 4) * 4 for count in layout.per_expert.tolist()[:per_rank]]
 
 
-@settings(deadline=None)
 @given(st.integers(0, 5), st.integers(1, 6))
 def test_sums_by_blocks_equal_those_of_the_whole(tokens: int, width: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -57,7 +55,6 @@ def test_sums_by_blocks_equal_those_of_the_whole(tokens: int, width: int) -> Non
         check_sums(tokens, width)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 5), st.integers(1, 6))
 def test_sums_start_at_zero_and_follow_the_ranks(tokens: int, width: int) -> None:
     check_sums(tokens, width)

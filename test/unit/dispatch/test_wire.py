@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from musa_titan.dispatch import traffic, wire
@@ -31,7 +31,6 @@ def normal(rows: int, hidden: int, seed: int) -> torch.Tensor:
     return (torch.randn(rows, hidden, generator=draw) * scale).bfloat16()
 
 
-@settings(deadline=None)
 @given(st.integers(0, 9), st.integers(1, 400), st.integers(0, 2**31))
 def test_decoding_gives_the_oracles_values_and_encoding_again_changes_nothing(
     rows: int, hidden: int, seed: int

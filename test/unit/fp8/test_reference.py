@@ -58,7 +58,7 @@ def test_mt_scale_is_amax_times_the_fp32_reciprocal_of_the_largest_code(fmt: For
     assert np.array_equal(quantize(x, "row", fmt, "mt").scale_inv[:, 0].numpy(), expected)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(exponent=st.floats(-30, 37), mantissa=st.floats(1.0, 1.999), sign=st.sampled_from([-1, 1]))
 def test_the_largest_value_of_a_block_uses_the_upper_half_of_the_format(
     exponent: float, mantissa: float, sign: int
@@ -163,7 +163,7 @@ def test_a_given_scale_saturates() -> None:
 
 @KINDS
 @MODES
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rows=st.integers(1, 300), columns=st.integers(1, 300), seed=st.integers(0, 5))
 def test_a_short_last_block_equals_a_zero_padded_one(kind: Kind, mode: str, rows: int, columns: int, seed: int) -> None:
     x = spread_values(rows, columns, seed)

@@ -73,7 +73,7 @@ def fill(pool: HostPool, sizes: list[int]) -> tuple[int, list[HostSlot]]:
             slots.append(slot)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(4 << 30, 16 << 30), st.lists(st.integers(8 << 20, 64 << 20), min_size=1, max_size=4))
 def test_what_is_promised_finds_room_however_often(capacity: int, sizes: list[int]) -> None:
     pool = HostPool(capacity, allocate=on_no_device)

@@ -132,7 +132,7 @@ def pipeline(slots: int) -> Iterator[Pipeline]:
 @pytest.mark.parametrize("slots", [1, 3])
 def test_a_thousand_random_schedules_neither_block_nor_leak(pipeline: Pipeline, slots: int) -> None:
     @settings(
-        max_examples=ITERATIONS // 2, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True,
+        max_examples=ITERATIONS // 2, suppress_health_check=list(HealthCheck), derandomize=True,
         database=None,
     )  # fmt: skip
     @given(st.lists(MESSAGES, min_size=1, max_size=12))

@@ -151,9 +151,7 @@ def test_four_threads_importing_see_only_the_patched_function(upstream: Upstream
     assert results == [2, 2, 2, 2]
 
 
-def test_late_application_rebinds_aliases_and_says_late(
-    upstream: Upstream, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_late_application_rebinds_aliases_and_says_late(upstream: Upstream, caplog: pytest.LogCaptureFixture) -> None:
     upstream.write(a=MODULE, b="from upstream.a import f as g\n")
     b = load("b")
     engine = upstream.engine(patch("p", "upstream.a:f"))

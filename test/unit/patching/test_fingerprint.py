@@ -221,7 +221,7 @@ def body_of(text: str) -> str:
     return definition.body
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     edits=st.lists(
         st.tuples(st.integers(0, 20), st.sampled_from(["", "   ", "# note", "    # def target(x):", '# """ and \''])),

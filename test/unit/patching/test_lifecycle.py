@@ -95,7 +95,7 @@ TARGETS = [
 ]
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     chosen=st.lists(st.tuples(st.sampled_from(TARGETS), st.sampled_from(["wrap_add_one", "wrap_double"])), max_size=6)
 )

@@ -46,7 +46,7 @@ def megatron(vocabulary: int, padding: int, hidden: int) -> dict[str, torch.Tens
     return {name: torch.randn(shape).to(torch.bfloat16) for name, shape in shapes.items()}
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(vocabulary=st.integers(1, 9), padding=st.integers(0, 3), hidden=st.integers(1, 5))
 def test_what_a_converter_wrote_is_read_back_bitwise(vocabulary: int, padding: int, hidden: int) -> None:
     source = megatron(vocabulary, padding, hidden)

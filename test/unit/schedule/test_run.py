@@ -41,7 +41,7 @@ def drive(run: ScheduleRun, stage: int, stages: int, microbatches: int) -> None:
     run.finish()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 6), st.integers(1, 12), st.one_of(st.none(), st.integers(0, 4)))
 def test_recorded_order_is_the_simulators(stages: int, microbatches: int, limit: int | None) -> None:
     for stage in range(stages):

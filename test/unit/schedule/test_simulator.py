@@ -16,7 +16,7 @@ from test.unit.schedule.published import H1, INTERLEAVED
 
 TIME = st.integers(1, 60).map(lambda sixtieths: Fraction(sixtieths, 60))
 COSTS = st.builds(Durations, *[st.integers(1, 60)] * 3, st.integers(0, 15))
-SOME = settings(max_examples=30, deadline=None)
+SOME = settings(max_examples=30)
 
 
 def orders(schedule: str, stages: int, microbatches: int, chunks: int = 2) -> list[Order]:
