@@ -28,7 +28,7 @@ def test_all_features_change_no_loss_and_each_does_something(tmp_path: Path) -> 
         "ACE dispatch: bytes to other ranks' experts",
         "zero bubble: weight gradients put off",
         "zero bubble: of these during a transfer",
-        "offload: bytes to the host and back",
+        "offload: bytes to the host and back, recorded steps",
     ):
         assert rows[what]["plain"] == "0"
         assert int(rows[what]["features"].replace(",", "")) > 0
