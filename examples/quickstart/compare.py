@@ -65,7 +65,9 @@ def compare(folder: Path, off: Sequence[str] = ()) -> Comparison:
     share = _share(overlapped, _sum(after, "zero_bubble", "W"))
     rows.append(Row("zero bubble: of these during a transfer", "0", f"{overlapped:,}", share))
     moved, held, peak = _offload(folder / "features" / "offload")
-    rows.append(Row("offload: bytes to the host and back, recorded steps", "0", f"{moved:,}", "" if moved else "did nothing"))
+    rows.append(
+        Row("offload: bytes to the host and back, recorded steps", "0", f"{moved:,}", "" if moved else "did nothing")
+    )
     rows.append(Row("offload: peak activation bytes, first stage", f"{held:,}", f"{peak:,}", _share(peak, held)))
     if not moved:
         idle.append("activation offload")
