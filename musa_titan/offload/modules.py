@@ -18,15 +18,12 @@ class ModuleRanges:
 
     A pattern is a shell pattern for the last part of a module's name (``core_attention``) or for the whole of it
     (``*.layers.0.mlp``).
-
-    Raises:
-        ValueError: a pattern matches no module.
     """
 
     def __init__(self, models: Iterable[torch.nn.Module], patterns: Sequence[str]) -> None:
         self._open: list[int] = []
         self._ranges: list[tuple[int, int]] = []
-        unused = set(patterns)
+        unmatched = set(patterns)
         names: set[str] = set()
         for model in models:
             for name, module in model.named_modules():
@@ -34,12 +31,13 @@ class ModuleRanges:
                 names.add(last)
                 matching = {p for p in patterns if fnmatch.fnmatch(name, p) or fnmatch.fnmatch(last, p)}
                 if matching:
-                    unused -= matching
+                    unmatched -= matching
                     module.register_forward_pre_hook(self._enter)
                     module.register_forward_hook(self._leave)
-        if unused:
-            known = ", ".join(sorted(name for name in names if name and not name.isdigit()))
-            raise ValueError(f"no module is called {', '.join(sorted(unused))}; there are {known}")
+        self.unmatched = frozenset(unmatched)
+        """Patterns that no module of these models matches; one of another pipeline stage may."""
+        self.names = sorted(name for name in names if name and not name.isdigit())
+        """Last parts of the names of these models' modules."""
 
     def start(self) -> None:
         """A forward begins."""

@@ -13,7 +13,8 @@ from musa_titan.offload.modules import ModuleRanges
 from musa_titan.offload.saved import plain_parts
 from musa_titan.offload.session import Session
 from musa_titan.patching.spec import Context, MusaTitanError
-from musa_titan.pretrain.offload_setup import make_session
+from musa_titan.pretrain.offload_setup import device_of, make_session
+from musa_titan.pretrain.pipeline import pipeline_group
 from musa_titan.schedule.order import Order, interleaved, one_forward_one_backward
 
 
@@ -66,7 +67,7 @@ def _run(current: Callable[..., Any], context: Context, kwargs: dict[str, Any], 
 
     model = kwargs["model"]
     chunks = list(model) if isinstance(model, (list, tuple)) else [model]
-    group = _pipeline_group(kwargs)
+    group = pipeline_group(kwargs)
     shape = (
         group.rank(),
         group.size(),
@@ -74,7 +75,7 @@ def _run(current: Callable[..., Any], context: Context, kwargs: dict[str, Any], 
         kwargs["num_microbatches"],
         getattr(get_model_config(chunks[0]), "microbatch_group_size_per_vp_stage", None),
     )
-    session = _the_session(context, chunks, f"pipeline stage {group.rank()} of {group.size()}")
+    session = _the_session(context, chunks, group)
     _iteration = _Iteration(session, chunks, _modules)
     try:
         session.begin(shape, lambda: order(*shape))
@@ -88,28 +89,35 @@ def _run(current: Callable[..., Any], context: Context, kwargs: dict[str, Any], 
     return result
 
 
-def _the_session(context: Context, chunks: Sequence[torch.nn.Module], label: str) -> Session:
+def _the_session(context: Context, chunks: Sequence[torch.nn.Module], group: Any) -> Session:
     """Made in the first training step, when the device is up and the model is built."""
     global _session, _modules
     if _session is None:
-        options = context.settings["offload"]
-        if options.modules is not None:
-            try:
-                _modules = ModuleRanges(chunks, [name.strip() for name in options.modules.split(",")])
-            except ValueError as error:
-                raise MusaTitanError(f"--musa-offload-modules {options.modules}: {error}") from None
-        _session = make_session(context, label)
+        if context.settings["offload"].modules is not None:
+            _modules = _chosen_modules(context, chunks, group)
+        _session = make_session(context, f"pipeline stage {group.rank()} of {group.size()}")
     return _session
 
 
-def _pipeline_group(kwargs: dict[str, Any]) -> Any:
-    """The group of stages that this schedule runs on."""
-    communicator = kwargs.get("p2p_communicator")
-    if communicator is not None:
-        return communicator.pp_group
-    from megatron.core import parallel_state
+def _chosen_modules(context: Context, chunks: Sequence[torch.nn.Module], group: Any) -> ModuleRanges:
+    """Of this stage, which need not have what others have: only the last one has an output layer.
 
-    return parallel_state.get_pipeline_model_parallel_group()
+    Raises:
+        MusaTitanError: a name is that of no module of the whole pipeline.
+    """
+    text = context.settings["offload"].modules
+    names = [name.strip() for name in text.split(",")]
+    ranges = ModuleRanges(chunks, names)
+    here = [name not in ranges.unmatched for name in names]
+    anywhere = torch.tensor(here, dtype=torch.int32, device=device_of(context.accelerator))
+    torch.distributed.all_reduce(anywhere, torch.distributed.ReduceOp.MAX, group=group)
+    missing = [name for name, found in zip(names, anywhere.tolist(), strict=True) if not found]
+    if missing:
+        raise MusaTitanError(
+            f"--musa-offload-modules {text}: on no stage of the pipeline a module is called {', '.join(missing)}; "
+            f"stage {group.rank()} has {', '.join(ranges.names)}"
+        )
+    return ranges
 
 
 # -- its events ------------------------------------------------------------------------------------------------------

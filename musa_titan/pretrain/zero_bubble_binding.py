@@ -13,6 +13,7 @@ import torch
 
 from musa_titan.patching.journal import Journal
 from musa_titan.patching.spec import Context, Skip
+from musa_titan.pretrain.pipeline import pipeline_group
 from musa_titan.schedule import fused
 from musa_titan.schedule.delayed import DelayedLayers
 from musa_titan.schedule.policy import H1Policy
@@ -63,7 +64,7 @@ def run_zero_bubble(current: Callable[..., Any], context: Context) -> Callable[.
 
         model = kwargs["model"][0] if isinstance(kwargs["model"], list) else kwargs["model"]
         known = _known(model)
-        group = _pipeline_group(kwargs)
+        group = pipeline_group(kwargs)
         policy = H1Policy(group.rank(), options.max_pending)
         run = ScheduleRun(policy, kwargs["num_microbatches"], store, known.layers, observers)
         config = get_model_config(model)
@@ -269,15 +270,6 @@ def _known(model: torch.nn.Module) -> _Model:
     early = bool(getattr(getattr(model, "ddp_config", None), "overlap_grad_reduce", False))
     _models[model] = _Model(DelayedLayers(model, weights), frozenset(id(weight) for weight in weights), early)
     return _models[model]
-
-
-def _pipeline_group(kwargs: dict[str, Any]) -> Any:
-    communicator = kwargs.get("p2p_communicator")
-    if communicator is not None:
-        return communicator.pp_group
-    from megatron.core import parallel_state
-
-    return parallel_state.get_pipeline_model_parallel_group()
 
 
 def _after(first: Callable[[], None], then: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from test.integration.conftest import release_directory
 from test.integration.flags import DEEPSEEK, DENSE, parallel
-from test.integration.ports import free_port
-from test.integration.runner import ROOT, JobResult, Runner
+from test.integration.programs import lines, run_core_only
+from test.integration.runner import JobResult, Runner
 
 PROBE = "test.integration.offload_probe"
 BYTES, GRADIENTS, LATE_COPIES = f"{PROBE}:attach", f"{PROBE}:attach_gradients", f"{PROBE}:copy_late"
@@ -58,6 +54,9 @@ FULL_CASES = {
     "dense pp3 vpp4": Case(DENSE + parallel(pp=3, vpp_layers=1) + layers(12) + microbatches(6), 3),
     "dense pp4 vpp4": Case(DENSE + parallel(pp=4, vpp_layers=1) + layers(16) + microbatches(8), 4),
     "mla moe mtp pp3, padded": Case(DEEPSEEK + PADDED + parallel(pp=3) + layers(3, moe=True) + microbatches(6), 3),
+    "mla moe mtp pp3 vpp4, padded": Case(
+        DEEPSEEK + PADDED + parallel(pp=3, vpp_layers=1) + layers(12, moe=True) + microbatches(6), 3
+    ),
     "mla moe mtp pp4 vpp2, dropless": Case(
         DEEPSEEK + parallel(pp=4, vpp_layers=1) + layers(8, moe=True) + microbatches(8), 4, exact=False
     ),
@@ -123,7 +122,13 @@ FULL_RECOMPUTE = "--recompute-granularity full --recompute-method uniform --reco
 PP3_MOE = DEEPSEEK + parallel(pp=3) + layers(3, moe=True) + microbatches(6)
 PP3_DENSE = DENSE + parallel(pp=3) + layers(3) + microbatches(6)
 WITH = {
-    "selective recompute, distributed optimizer, bf16": [*PP3_MOE, *RECOMPUTE, "--use-distributed-optimizer", "--bf16"],
+    "selective recompute, overlapped shared experts, distributed optimizer, bf16": [
+        *PP3_MOE,
+        *RECOMPUTE,
+        "--moe-shared-expert-overlap",
+        "--use-distributed-optimizer",
+        "--bf16",
+    ],
     "full recompute, evaluation": [*PP3_DENSE, *FULL_RECOMPUTE, "--eval-interval", "1", "--eval-iters", "1"],
 }
 
@@ -174,11 +179,11 @@ def test_mooncake_p2p_and_offload_change_nothing_together(megatron: Runner, tmp_
     assert reports(tmp_path, 0)[0]["counters"]["copied_out"] > 0
 
 
-def test_only_chosen_modules_move(megatron: Runner, tmp_path: Path) -> None:
+def test_only_chosen_modules_move_and_a_stage_need_not_have_all_of_them(megatron: Runner, tmp_path: Path) -> None:
     args = PP3_DENSE + offload(tmp_path, 1.0, "--musa-offload-prefetch", "0")
     megatron.run(args, tmp_path / "all", 3)
     (tmp_path / "offload.rank0.jsonl").rename(tmp_path / "all.jsonl")
-    megatron.run([*args, "--musa-offload-modules", "mlp"], tmp_path / "mlp", 3)
+    megatron.run([*args, "--musa-offload-modules", "mlp,output_layer"], tmp_path / "mlp", 3)
     everything = json.loads((tmp_path / "all.jsonl").read_text().splitlines()[1])
     mlp = reports(tmp_path, 0)[1]
     assert 0 < mlp["copied"] < everything["copied"]
@@ -188,7 +193,7 @@ def test_an_unknown_module_is_named_with_those_that_exist(megatron: Runner, tmp_
     flags = ["--musa-offload", "--musa-offload-modules", "atention"]
     codes = megatron.start(PP3_DENSE + flags, tmp_path, 3)
     assert 0 not in codes
-    assert "no module is called atention; there are" in megatron.log(tmp_path, 0)
+    assert "on no stage of the pipeline a module is called atention; stage 0 has" in megatron.log(tmp_path, 0)
 
 
 def test_a_pipeline_of_two_is_refused_with_the_reason(megatron: Runner, tmp_path: Path) -> None:
@@ -197,30 +202,15 @@ def test_a_pipeline_of_two_is_refused_with_the_reason(megatron: Runner, tmp_path
     assert "--musa-offload needs at least 3 pipeline stages, not 2" in megatron.log(tmp_path, 0)
 
 
-def run_core_only(environment: dict[str, str]) -> list[str]:
-    """The exact losses of megatron.core 0.16.1 without megatron.training, two stages."""
-    base = {
-        **os.environ, "ACCELERATOR_BACKEND": "cpu", "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-        "PYTHONPATH": os.pathsep.join([str(release_directory("0.16.1")), str(ROOT)]), **environment,
-    }  # fmt: skip
-    command = [sys.executable, "-W", "ignore", "-m", "test.integration.core_only"]
-    ranks = [
-        subprocess.Popen(command, env={**base, "RANK": str(rank)}, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    output = [rank.communicate(timeout=300)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0]
-    return next(line for text in output for line in text.splitlines() if line.startswith("LOSSES")).split()
-
-
 def test_core_only_program_on_0_16_1_is_equal(tmp_path: Path) -> None:
     moved = run_core_only(
-        {
-            "MUSA_TITAN_OFFLOAD": "1", "MUSA_TITAN_OFFLOAD_MIN_BYTES": "0", "MUSA_TITAN_OFFLOAD_FRACTION": "1",
-            "MUSA_TITAN_OFFLOAD_PREFETCH": "0", "MUSA_TITAN_OFFLOAD_SHORT_PIPELINE": "1",
-            "MUSA_TITAN_OFFLOAD_HOST_GB": "1", "MUSA_TITAN_OFFLOAD_REPORT_DIR": str(tmp_path),
-        }
-    )  # fmt: skip
-    assert moved == run_core_only({})
+        MUSA_TITAN_OFFLOAD="1",
+        MUSA_TITAN_OFFLOAD_MIN_BYTES="0",
+        MUSA_TITAN_OFFLOAD_FRACTION="1",
+        MUSA_TITAN_OFFLOAD_PREFETCH="0",
+        MUSA_TITAN_OFFLOAD_SHORT_PIPELINE="1",
+        MUSA_TITAN_OFFLOAD_HOST_GB="1",
+        MUSA_TITAN_OFFLOAD_REPORT_DIR=str(tmp_path),
+    )
+    assert lines(moved[1], "LOSSES") == lines(run_core_only()[1], "LOSSES") != []
     assert reports(tmp_path, 0)[0]["counters"]["copied_out"] > 0
