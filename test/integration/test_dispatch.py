@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from test.integration.conftest import release_directory
 from test.integration.flags import DEEPSEEK, parallel
-from test.integration.ports import free_port
-from test.integration.runner import ROOT, JobResult, Runner
+from test.integration.programs import OLDEST, run_program
+from test.integration.runner import JobResult, Runner
 
 FLEX = ["--moe-token-dispatcher-type", "flex", "--moe-flex-dispatcher-backend", "deepep"]
 HOOKS = [f"test.integration.dispatch_hooks:{name}" for name in ("record_traffic", "record_modules")]
@@ -172,19 +168,5 @@ def test_dropped_tokens_travel_as_minus_one(megatron: Runner, tmp_path: Path) ->
 
 
 def test_core_only_layer_on_0_16_equals_alltoall_bitwise() -> None:
-    environment = {
-        **os.environ, "ACCELERATOR_BACKEND": "cpu", "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "MUSA_TITAN_DISPATCH": "ace",
-        "PYTHONPATH": os.pathsep.join([str(release_directory("0.16.1")), str(ROOT)]),
-    }  # fmt: skip
-    command = [sys.executable, "-W", "ignore", "-m", "test.integration.dispatch_core_only"]
-    ranks = [
-        subprocess.Popen(
-            command, env={**environment, "RANK": str(rank)}, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    outputs = [rank.communicate(timeout=240) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], outputs[0][1][-2000:] + outputs[1][1][-2000:]
-    assert all("megatron-core 0.16.1" in out and "EQUAL ace" in out for out, _ in outputs)
+    outputs = run_program("test.integration.dispatch_core_only", 2, release=OLDEST, MUSA_TITAN_DISPATCH="ace")
+    assert all("megatron-core 0.16.1" in out and "EQUAL ace" in out for out in outputs)

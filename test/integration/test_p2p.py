@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,11 +11,10 @@ from typing import Any
 import pytest
 
 from test.doubles.process import DOUBLES, requires_double
-from test.integration.conftest import release_directory
 from test.integration.flags import DEEPSEEK, DENSE, parallel
 from test.integration.p2p_hooks import SHORTER_BY
-from test.integration.ports import free_port
-from test.integration.runner import ROOT, JobResult, Runner
+from test.integration.programs import lines, run_core_only, run_program
+from test.integration.runner import JobResult, Runner
 
 HOOKS = "test.integration.p2p_hooks"
 VARIABLE = [f"{HOOKS}:lengths_that_vary"]
@@ -224,38 +220,9 @@ def test_virtual_stages_of_other_releases_keep_their_bits(
     assert_same_bits(mooncake, default)
 
 
-def run_program(module: str, world_size: int, **env: str) -> list[str]:
-    """Standard output of each rank of a program of ours."""
-    environment = {
-        **os.environ, "ACCELERATOR_BACKEND": "cpu", "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(world_size),
-        "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PYTHONPATH": str(ROOT), **env,
-    }  # fmt: skip
-    ranks = []
-    for rank in range(world_size):
-        command = [sys.executable, "-W", "ignore", "-m", module]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        ranks.append(subprocess.Popen(command, env={**environment, "RANK": str(rank)}, cwd=ROOT, **pipes))
-    outputs = [rank.communicate(timeout=240) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * world_size, "\n".join(error[-3000:] for _, error in outputs)
-    return [output for output, _ in outputs]
-
-
-def lines(output: str, word: str) -> list[str]:
-    return [line for line in output.splitlines() if line.startswith(word)]
-
-
 def test_a_program_on_megatron_core_0_16_alone_keeps_its_bits() -> None:
-    paths = os.pathsep.join([str(release_directory("0.16.1")), str(ROOT)])
-    program = "test.integration.core_only"
-    default = run_program(program, 2, PYTHONPATH=paths)
-    mooncake = run_program(
-        program,
-        2,
-        PYTHONPATH=paths,
-        MUSA_TITAN_P2P="mooncake",
-        MUSA_TITAN_P2P_SLOT_BYTES="1000",
-        MUSA_TITAN_P2P_SLOTS="1",
-    )
+    default = run_core_only()
+    mooncake = run_core_only(MUSA_TITAN_P2P="mooncake", MUSA_TITAN_P2P_SLOT_BYTES="1000", MUSA_TITAN_P2P_SLOTS="1")
     assert lines(mooncake[1], "LOSSES") == lines(default[1], "LOSSES") != []
     assert "uses Mooncake over tcp: 1 slots of 1,000 B" in mooncake[0]
     assert "megatron-core 0.16.1" in mooncake[0]

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from test.integration.conftest import release_directory
 from test.integration.flags import DEEPSEEK, DENSE, parallel
-from test.integration.ports import free_port
-from test.integration.runner import ROOT, Runner
+from test.integration.programs import OLDEST, lines, run_core_only
+from test.integration.runner import Runner
 
 
 @pytest.mark.parametrize("release", ["0.17.1", "0.18.2"])
@@ -43,30 +39,8 @@ def test_virtual_stages_with_overlapped_p2p_are_right_on_0_17(
     assert overlapped.fingerprint == plain.fingerprint
 
 
-def run_core_only(release: str) -> list[float]:
-    environment = {
-        **os.environ, "ACCELERATOR_BACKEND": "cpu", "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-        "PYTHONPATH": os.pathsep.join([str(release_directory(release)), str(ROOT)]),
-    }  # fmt: skip
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "test.integration.core_only"],
-            env={**environment, "RANK": str(rank)},
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    outputs = [rank.communicate(timeout=240) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], outputs[0][1][-2000:] + outputs[1][1][-2000:]
-    assert f"megatron-core {release}" in outputs[0][0]
-    line = next(line for line in outputs[1][0].splitlines() if line.startswith("LOSSES"))
-    return [float.fromhex(word) for word in line.split()[1:]]
-
-
 def test_core_only_program_trains_on_0_16() -> None:
-    losses = run_core_only("0.16.1")
+    first, last = run_core_only()
+    assert f"megatron-core {OLDEST}" in first
+    losses = [float.fromhex(word) for word in lines(last, "LOSSES")[0].split()[1:]]
     assert losses[-1] < losses[0]

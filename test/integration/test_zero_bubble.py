@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,9 +14,8 @@ import pytest
 
 from musa_titan.schedule.order import one_forward_one_backward, zero_bubble_h1
 from musa_titan.schedule.simulator import Durations, simulate
-from test.integration.conftest import release_directory
 from test.integration.flags import DEEPSEEK, DENSE, parallel
-from test.integration.ports import free_port
+from test.integration.programs import lines, run_core_only
 from test.integration.runner import ROOT, JobResult, Runner
 
 ZERO_BUBBLE = ["--musa-zero-bubble"]
@@ -167,27 +165,10 @@ def test_older_releases_give_the_same_bits(
 
 
 def test_a_core_only_program_gets_it_by_variable_on_0_16() -> None:
-    port = free_port()
-    environment = {
-        **os.environ, "ACCELERATOR_BACKEND": "cpu", "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1", "PYTHONPATH": os.pathsep.join([str(release_directory("0.16.1")), str(ROOT)]),
-    }  # fmt: skip
-    command = [sys.executable, "-W", "ignore", "-m", "test.integration.core_only"]
-    ranks = [
-        subprocess.Popen(
-            command,
-            env={**environment, "MASTER_PORT": str(port + on), "MUSA_TITAN_ZERO_BUBBLE": str(on), "RANK": str(rank)},
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for on in (0, 1) for rank in (0, 1)
-    ]  # fmt: skip
-    outputs = [rank.communicate(timeout=240) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * 4, outputs[3][1][-3000:]
-    plain, zero_bubble = (
-        next(line for line in outputs[last][0].splitlines() if line.startswith("LOSSES")) for last in (1, 3)
-    )
-    assert zero_bubble == plain
-    assert "zero bubble: stage 1 of 2 kept weight gradients of at most 2 microbatches back" in outputs[3][0]
+    plain = run_core_only()[1]
+    zero_bubble = run_core_only(MUSA_TITAN_ZERO_BUBBLE="1")[1]
+    assert lines(zero_bubble, "LOSSES") == lines(plain, "LOSSES") != []
+    assert "zero bubble: stage 1 of 2 kept weight gradients of at most 2 microbatches back" in zero_bubble
 
 
 def test_layers_that_keep_their_own_operands_give_the_same_bits(megatron: Runner, tmp_path: Path) -> None:
