@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from test.doubles.process import DOUBLES
 from test.integration.runner import ROOT, Runner
 
 
@@ -10,6 +11,14 @@ from test.integration.runner import ROOT, Runner
 def megatron() -> Iterator[Runner]:
     """Real Megatron 0.19.2 on the CPU view."""
     runner = Runner()
+    yield runner
+    runner.close()
+
+
+@pytest.fixture(scope="session")
+def musa() -> Iterator[Runner]:
+    """Real Megatron 0.19.2 on the torch_musa double, which draws random numbers as the CPU view does."""
+    runner = Runner({"ACCELERATOR_BACKEND": "musa", "MUSA_DOUBLE_SHARED_RNG": "1"}, paths=[Path(DOUBLES)])
     yield runner
     runner.close()
 

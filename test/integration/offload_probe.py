@@ -54,7 +54,7 @@ def record_gradients(recorder: Recorder, model: list[Any], optimizer: Any) -> No
                 grad = parameter.grad if grad is None else grad
                 digest.update(name.encode())
                 if grad is not None:
-                    digest.update(grad.detach().float().contiguous().numpy().tobytes())
+                    digest.update(grad.detach().cpu().float().contiguous().numpy().tobytes())
         gradients.append(digest.hexdigest()[:16])
         return step(*args, **kwargs)
 

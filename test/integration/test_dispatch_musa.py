@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from test.doubles.process import DOUBLES, requires_double
+from test.doubles.process import requires_double
 from test.integration.flags import DEEPSEEK, parallel
 from test.integration.runner import Runner
 
@@ -22,14 +21,6 @@ CASES = {
     "flex fp8 recompute": (FLEX, [*FP8, "--musa-moe-recompute"]),
     "alltoall fp8": ([], FP8),
 }
-
-
-@pytest.fixture(scope="module")
-def musa() -> Iterator[Runner]:
-    """Real Megatron 0.19.2 on the double."""
-    runner = Runner({"ACCELERATOR_BACKEND": "musa", "MUSA_DOUBLE_SHARED_RNG": "1"}, paths=[Path(DOUBLES)])
-    yield runner
-    runner.close()
 
 
 @pytest.mark.parametrize("name", [pytest.param("flex", marks=pytest.mark.full), "flex fp8 recompute", "alltoall fp8"])

@@ -6,12 +6,11 @@ the musa backend out and show what it is for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from test.doubles.process import DOUBLES, requires_double
+from test.doubles.process import requires_double
 from test.integration.flags import DEEPSEEK, DENSE, parallel
 from test.integration.runner import JobFailedError, Runner
 
@@ -35,14 +34,6 @@ EQUAL_TO_CPU = {
     "tp2_sp_overlaps": (DENSE + TP2_SP + OVERLAPS + ["--bf16"], 2),
     "cpu_initialization": ([*DENSE, "--use-cpu-initialization", "--bf16", *DISTRIBUTED_OPTIMIZER], 1),
 }
-
-
-@pytest.fixture(scope="module")
-def musa() -> Iterator[Runner]:
-    """Real Megatron 0.19.2 on the double."""
-    runner = Runner({"ACCELERATOR_BACKEND": "musa", "MUSA_DOUBLE_SHARED_RNG": "1"}, paths=[Path(DOUBLES)])
-    yield runner
-    runner.close()
 
 
 @pytest.mark.parametrize("name", EQUAL_TO_CPU)

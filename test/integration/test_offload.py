@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from test.doubles.process import requires_double
 from test.integration.flags import DEEPSEEK, DENSE, parallel
 from test.integration.programs import lines, run_core_only
 from test.integration.runner import JobResult, Runner
@@ -200,6 +201,17 @@ def test_a_pipeline_of_two_is_refused_with_the_reason(megatron: Runner, tmp_path
     codes = megatron.start(DENSE + parallel(pp=2) + ["--musa-offload"], tmp_path, 2)
     assert codes == [1, 1]
     assert "--musa-offload needs at least 3 pipeline stages, not 2" in megatron.log(tmp_path, 0)
+
+
+@requires_double
+def test_tensors_of_the_torch_musa_double_move_and_keep_their_bits(musa: Runner, tmp_path: Path) -> None:
+    """Where upstream's own offload looks for "cuda" in a tensor's device and moves nothing."""
+    plain = musa.run(PP3_DENSE, tmp_path / "plain", 3, hooks=[GRADIENTS])
+    flags = offload(tmp_path, 1.0, "--musa-offload-prefetch", "0")
+    moved = musa.run(PP3_DENSE + flags, tmp_path / "offload", 3, hooks=[GRADIENTS])
+    assert_equal_bits(plain, moved)
+    counters = [line["counters"] for line in reports(tmp_path, 0) if line["kind"] == "observed"]
+    assert all(count["copied_in"] == count["copied_out"] > 0 for count in counters)
 
 
 def test_core_only_program_on_0_16_1_is_equal(tmp_path: Path) -> None:
