@@ -33,8 +33,9 @@ class Channel:
 
 
 LONGEST_HELP_PAUSE = 0.02
-"""Seconds that a waiting sender sleeps at most between two offers to copy. The progress thread copies too and looks every
-millisecond, so nothing waits for the offer; a sender that made one every millisecond used 2.8 % of a core, this one 0.3 %."""
+"""Seconds that a waiting sender sleeps at most between two offers to copy. The progress thread copies too and looks
+every millisecond, so nothing waits for the offer; a sender that made one every millisecond used 2.8 % of a core, this
+one 0.3 %."""
 
 
 class Handle:

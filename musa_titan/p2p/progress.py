@@ -20,8 +20,8 @@ LISTEN_EVERY = 0.05
 """Seconds between looks at the links and the clock while transfers move: a look takes 6 µs, so 0.01 % of a core, and a
 dead peer is noticed 50 ms late at most. While nothing moves the links themselves end the sleep."""
 PARKED = 0.5
-"""Longest sleep, in seconds, with nothing pending. What there can be to do then wakes the thread (news of a peer, a post,
-the end), so no wait depends on it; two looks a second take 0.04 % of a core."""
+"""Longest sleep, in seconds, with nothing pending. What there can be to do then wakes the thread (news of a peer, a
+post, the end), so no wait depends on it; two looks a second take 0.04 % of a core."""
 
 
 class Driven(Protocol):
