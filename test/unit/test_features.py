@@ -171,6 +171,6 @@ def test_names_of_flags_and_variables_are_unique() -> None:
 
 
 def test_what_belongs_to_a_node_is_not_compared_between_nodes() -> None:
-    own = {"MUSA_TITAN_REPORT_DIR": "/tmp/here", "MUSA_TITAN_P2P_HOST": "eth1", "MUSA_TITAN_P2P_DEVICES": "mlx5_0"}
+    own = {"MUSA_TITAN_REPORT_DIR": "reports", "MUSA_TITAN_P2P_HOST": "eth1", "MUSA_TITAN_P2P_DEVICES": "mlx5_0"}
     assert settings_from_environment({}).shared() == settings_from_environment(own).shared() == {}
     assert settings_from_environment({"MUSA_TITAN_P2P_SLOTS": "4"}).shared() == {"p2p.slots": "4"}

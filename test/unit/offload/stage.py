@@ -9,9 +9,24 @@ from typing import Any, NamedTuple
 
 import torch
 
+from musa_titan.offload.engine import Engine
 from musa_titan.offload.lifetime import Block
+from musa_titan.offload.measure import Bandwidth
+from musa_titan.offload.planner import Wishes
+from musa_titan.offload.pool import HostPool
 from musa_titan.offload.session import Session
-from musa_titan.schedule.order import Step
+from musa_titan.offload.virtual import VirtualDevice
+from musa_titan.schedule.order import Order, Step, interleaved, one_forward_one_backward
+
+
+def order(stage: int, stages: int, chunks: int, microbatches: int) -> Order:
+    """Of 1F1B, or of the interleaved schedule for more than one chunk."""
+    if chunks == 1:
+        return one_forward_one_backward(stage, stages, microbatches)
+    return interleaved(stage, stages, microbatches, chunks)
+
+
+ORDER = order(0, 4, 2, 8)
 
 
 class Shape(NamedTuple):
@@ -142,3 +157,10 @@ def run_iteration(
 def seeded(block: Block, what: int, shape: Shape) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1000 * what + 100 * block.chunk + block.microbatch)
     return torch.randn(shape, generator=generator)
+
+
+def make_session(device: VirtualDevice | None = None, host: int = 1 << 30, **wishes: Any) -> Session:
+    """Everything moves and comes back one event early, unless `wishes` say otherwise; `host`: its bytes."""
+    wishes = {"fraction": 1.0, "prefetch": 1, **wishes}
+    engine = Engine(device or VirtualDevice(), HostPool(host), label="rank 5, pipeline stage 1 of 4")
+    return Session(engine, Wishes(**wishes), bandwidth=lambda: Bandwidth(1e12, 1e12))

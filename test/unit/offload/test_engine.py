@@ -4,39 +4,22 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from musa_titan.accelerator.cpu import streams
-from musa_titan.offload.device import Copy, StreamDevice
+from musa_titan.offload.device import Copy
 from musa_titan.offload.engine import Engine
 from musa_titan.offload.lifetime import Block
 from musa_titan.offload.measure import Bandwidth
-from musa_titan.offload.packed import OffloadError
 from musa_titan.offload.planner import Wishes
 from musa_titan.offload.pool import GRAIN, HostPool
 from musa_titan.offload.session import Session
 from musa_titan.offload.virtual import VirtualDevice, _Work
 from musa_titan.schedule.order import Order, Step
 from test.unit.offload.ledger import Ledger
-from test.unit.offload.stage import Chunk, Run, make_chunks, run_iteration
-from test.unit.offload.test_lifetime import order
-
-ORDER = order(0, 4, 2, 8)
-
-
-def make_session(device: VirtualDevice | None = None, host: int = 1 << 30, **wishes: Any) -> Session:
-    wishes = {"fraction": 1.0, "prefetch": 1, **wishes}
-    engine = Engine(device or VirtualDevice(), HostPool(host), label="rank 5, pipeline stage 1 of 4")
-    return Session(engine, Wishes(**wishes), bandwidth=lambda: Bandwidth(1e12, 1e12))
-
-
-@pytest.fixture(scope="module")
-def plain() -> Run:
-    return run_iteration(make_chunks(2), ORDER)
+from test.unit.offload.stage import ORDER, Chunk, Run, make_chunks, make_session, order, run_iteration
 
 
 @pytest.mark.parametrize("prefetch", range(5))
@@ -72,77 +55,6 @@ class Careless(VirtualDevice):
 def test_a_missing_dependency_shows_in_the_numbers(plain: Run, broken: type[VirtualDevice]) -> None:
     assert not run_iteration(make_chunks(2), ORDER, make_session(broken(60, 60), prefetch=2)).equals(plain)
     assert run_iteration(make_chunks(2), ORDER, make_session(VirtualDevice(60, 60), prefetch=2)).equals(plain)
-
-
-class OnSecondStream(torch.autograd.Function):
-    """The sine, whose backward runs beside the rest, as that of Megatron's shared experts does."""
-
-    device: VirtualDevice
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return x.sin()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
-        device, (grad,) = OnSecondStream.device, grads
-        result = torch.empty_like(grad)
-        with device.beside():
-            x = device.unprotected(ctx.saved_tensors[0])
-            device.launch(lambda: torch.mul(grad, x.cos(), out=result))
-        return result
-
-
-class JoinsSecondStream(torch.autograd.Function):
-    """Where autograd lets the first stream wait for the second one, since it is going to read its result."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
-        OnSecondStream.device.join()
-        return grads[0]
-
-
-class WithSecondStream(Chunk):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        beside = JoinsSecondStream.apply(x.exp())
-        routed = super().forward(x)  # its backward comes between launch and join
-        return routed + OnSecondStream.apply(beside)
-
-
-class Unshared(VirtualDevice):
-    """Does not care which stream uses what came back."""
-
-    def borrow(self, tensor: torch.Tensor) -> None:
-        pass
-
-
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_second_compute_stream_finds_what_came_back(prefetch: int) -> None:
-    OnSecondStream.device = VirtualDevice()
-    expected = run_iteration(make_chunks(2, WithSecondStream), ORDER)
-    for kind, equal in ((VirtualDevice, True), (Unshared, False)):
-        device = OnSecondStream.device = kind(3, 3)
-        session = make_session(device, prefetch=prefetch)
-        assert run_iteration(make_chunks(2, WithSecondStream), ORDER, session).equals(expected) is equal
-        assert session.engine.counters.copied_in > 0
-
-
-def test_on_a_real_device_the_second_stream_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded: list[tuple[int, object]] = []
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda t, stream: recorded.append((t.data_ptr(), stream)))
-    current = ["compute"]
-    runtime = SimpleNamespace(Stream=streams.Stream, current_stream=lambda: current[0])
-    device = StreamDevice(runtime, torch.device("cpu"))
-    tensor = device.empty(8)
-    current[0] = "beside"
-    assert device.stream() == "beside"
-    device.borrow(tensor)
-    assert recorded == [(tensor.data_ptr(), "beside")]
 
 
 SHAPES = [(stage, stages, chunks) for stages, chunks in ((3, 1), (4, 1), (3, 2), (2, 4)) for stage in range(stages)]
@@ -201,16 +113,6 @@ def test_memory_goes_without_the_garbage_collector() -> None:
     assert [without[e] - with_offload[e] for e in steady] == [absent[e - 1] for e in steady]
 
 
-@pytest.mark.parametrize("limit", [0, 3 * 65536, 20 * 65536])
-def test_a_full_host_keeps_tensors_on_the_device(plain: Run, limit: int) -> None:
-    session = make_session(host=limit)
-    for _ in range(2):
-        assert run_iteration(make_chunks(2), ORDER, session).equals(plain)
-    pool = session.engine.pool
-    assert pool.reserved <= limit
-    assert pool.refused > 0
-
-
 def test_what_others_hold_is_copied_once_and_then_left(plain: Run) -> None:
     session, chunks = make_session(), make_chunks(2)
     run_iteration(chunks, ORDER, session)
@@ -219,109 +121,12 @@ def test_what_others_hold_is_copied_once_and_then_left(plain: Run) -> None:
     assert session.engine.counters.held == 0
 
 
-def test_a_nan_comes_back_as_it_left() -> None:
-    chunks = make_chunks(2)
-    weight = next(chunks[0].parameters())
-    with torch.no_grad():
-        weight[0] = float("nan")
-    without = run_iteration(chunks, ORDER)
-    assert any(output.isnan().any() for output in without.outputs)
-    session = make_session(VirtualDevice(3, 2), prefetch=2)
-    for _ in range(2):
-        assert run_iteration(chunks, ORDER, session).equals(without)
-
-
-def test_an_exception_leaves_nothing_behind(plain: Run) -> None:
-    session, chunks = make_session(VirtualDevice(2, 2)), make_chunks(2)
-    ledger = Ledger(session.engine.pool.addresses)
-    with ledger:
-        run_iteration(chunks, ORDER, session)
-        for chunk in chunks:
-            chunk.zero_grad()
-        before = ledger.live()
-        for at in (5, 20):
-            with pytest.raises(RuntimeError, match="broken microbatch"):
-                run_iteration(chunks, ORDER, session, during=Fails(at))
-            session.abort()
-            for chunk in chunks:
-                chunk.zero_grad()
-            assert session.engine.pool.used == 0
-            assert ledger.live() == before
-    assert run_iteration(chunks, ORDER, session).equals(plain)
-
-
-class Fails:
-    def __init__(self, at: int) -> None:
-        self.left = at
-
-    def __call__(self, step: Step) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise RuntimeError("broken microbatch")
-
-
 def test_another_number_of_microbatches_gets_its_own_plan() -> None:
     session, chunks = make_session(), make_chunks(2)
     for microbatches in (4, 8, 12, 8):
         steps = order(0, 4, 2, microbatches)
         assert run_iteration(chunks, steps, session, key=microbatches).equals(run_iteration(chunks, steps))
         assert session.engine.counters.off_plan == 0
-
-
-class Modifies(Chunk):
-    """Keeps a saved tensor, so that a test can modify it before the backward."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.kept = x.exp()
-        return super().forward(self.kept.sin() * x)
-
-
-@pytest.mark.parametrize("offload", [False, True])
-def test_in_place_modification_is_the_error_autograd_gives(offload: bool) -> None:
-    chunks = make_chunks(1, Modifies)
-    steps = [Step("F", 0), Step("F", 1), Step("F", 2), Step("BW", 0), Step("BW", 1), Step("BW", 2)]
-    session = make_session(prefetch=0) if offload else None  # modified while its memory is away
-
-    def modify(step: Step) -> None:
-        if step == Step("F", 0):
-            modify.first = chunks[0].kept  # type: ignore[attr-defined]
-        if step == Step("F", 2):
-            with torch.no_grad():
-                modify.first.add_(1)  # type: ignore[attr-defined]
-
-    with pytest.raises(RuntimeError, match="has been modified by an inplace operation") as error:
-        run_iteration(chunks, steps, session, during=modify)
-    assert ("rank 5" in str(error.value)) is offload
-    if session is not None:
-        session.abort()
-
-
-class FullDevice(VirtualDevice):
-    """Has no memory for the first `failures` copies in."""
-
-    def __init__(self, failures: int) -> None:
-        super().__init__()
-        self.failures = failures
-
-    def empty(self, nbytes: int) -> torch.Tensor:
-        if self.failures > 0:
-            self.failures -= 1
-            raise RuntimeError("out of memory")
-        return super().empty(nbytes)
-
-
-def test_a_copy_in_without_memory_is_tried_again_when_it_is_due(plain: Run) -> None:
-    session = make_session(FullDevice(1))
-    assert run_iteration(make_chunks(2), ORDER, session).equals(plain)
-    assert session.engine.counters.failed_loads == 1
-    assert session.engine.counters.inline_loads == 1
-
-
-def test_a_device_without_memory_names_the_microbatch() -> None:
-    session = make_session(FullDevice(10**6))
-    with pytest.raises(OffloadError, match=r"rank 5, .* microbatch 0 of model chunk 1"):
-        run_iteration(make_chunks(2), ORDER, session)
-    session.abort()
 
 
 def test_an_order_that_differs_from_the_plan_is_still_right() -> None:
@@ -341,16 +146,22 @@ def make_lifetimes() -> Any:
     return lifetimes(ORDER)
 
 
-def test_a_tensor_asked_for_early_is_fetched() -> None:
-    session, chunks = make_session(VirtualDevice(3, 3), prefetch=0), make_chunks(1)
+def four_forwards(session: Session, chunk: Chunk, x: torch.Tensor) -> list[torch.Tensor]:
+    """Of an iteration that is to go back four times."""
     steps = [Step("F", m) for m in range(4)] + [Step("BW", m) for m in range(4)]
     session.begin("early", lambda: steps)
-    x = torch.randn(24, 32, requires_grad=True)
     outputs = []
     for microbatch in range(4):
         session.before_forward()
-        outputs.append(chunks[0](x))
+        outputs.append(chunk(x))
         session.after_forward(Block(0, microbatch), [outputs[-1]])
+    return outputs
+
+
+def test_a_tensor_asked_for_early_is_fetched() -> None:
+    session, chunks = make_session(VirtualDevice(3, 3), prefetch=0), make_chunks(1)
+    x = torch.randn(24, 32, requires_grad=True)
+    outputs = four_forwards(session, chunks[0], x)
     (early,) = torch.autograd.grad(outputs[0].sum(), x)
     assert session.engine.counters.inline_loads == 1
     session.abort()
@@ -360,14 +171,8 @@ def test_a_tensor_asked_for_early_is_fetched() -> None:
 
 def test_a_tensor_asked_for_early_waits_for_a_copy_under_way() -> None:
     session, chunks = make_session(VirtualDevice(0, 9), prefetch=1), make_chunks(1)
-    steps = [Step("F", m) for m in range(4)] + [Step("BW", m) for m in range(4)]
-    session.begin("early", lambda: steps)
     x = torch.randn(24, 32, requires_grad=True)
-    outputs = []
-    for microbatch in range(4):
-        session.before_forward()
-        outputs.append(chunks[0](x))
-        session.after_forward(Block(0, microbatch), [outputs[-1]])
+    outputs = four_forwards(session, chunks[0], x)
     session.before_backward(Block(0, 0))
     outputs[0].sum().backward(inputs=[x])
     session.after_backward(Block(0, 0))
@@ -375,20 +180,6 @@ def test_a_tensor_asked_for_early_waits_for_a_copy_under_way() -> None:
     (early,) = torch.autograd.grad(outputs[2].sum(), x)
     session.abort()
     assert torch.equal(early, torch.autograd.grad(chunks[0](x).sum(), x)[0])
-
-
-def test_a_graph_of_a_failed_iteration_cannot_be_used() -> None:
-    session, chunks = make_session(), make_chunks(1)
-    steps = [Step("F", m) for m in range(4)] + [Step("BW", m) for m in range(4)]
-    session.begin("stale", lambda: steps)
-    outputs = []
-    for microbatch in range(4):
-        outputs.append(chunks[0](torch.randn(24, 32, requires_grad=True)))
-        session.before_forward()
-        session.after_forward(Block(0, microbatch), [outputs[-1]])
-    session.abort()
-    with pytest.raises(OffloadError, match=r"rank 5, .* after its iteration had ended"):
-        outputs[0].sum().backward()
 
 
 def test_inner_tensors_of_a_wrapper_leave_and_come_back() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from musa_titan.offload.lifetime import Block, lifetimes
-from musa_titan.schedule.order import Order, Step, interleaved, one_forward_one_backward, zero_bubble_h1
+from musa_titan.schedule.order import Order, Step, zero_bubble_h1
+from test.unit.offload.stage import order
 
 MEASURED = {
     (2, 1): (2, (1, 2), (1, 2)),
@@ -18,12 +19,6 @@ MEASURED = {
     (4, 4): (19, (42, 60), (6, 12)),
 }
 """(stages, chunks) -> live blocks, gaps of the first chunk, gaps of the last: rank 0, 4 microbatches per stage."""
-
-
-def order(stage: int, stages: int, chunks: int, microbatches: int) -> Order:
-    if chunks == 1:
-        return one_forward_one_backward(stage, stages, microbatches)
-    return interleaved(stage, stages, microbatches, chunks)
 
 
 @pytest.mark.parametrize("shape", MEASURED)

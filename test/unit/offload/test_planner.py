@@ -11,7 +11,7 @@ from musa_titan.offload.plan import Plan, fixed_plan, leading, timed_plan
 from musa_titan.offload.planner import Wishes, chain, choose
 from musa_titan.offload.timeline import BlockSizes, Costs, predict, simulate
 from musa_titan.schedule.order import interleaved
-from test.unit.offload.test_lifetime import order
+from test.unit.offload.stage import order
 
 BLOCK = BlockSizes((100,) * 10)
 AMPLE = 1e9

@@ -19,8 +19,7 @@ from musa_titan.offload.pool import HostPool
 from musa_titan.offload.session import DeviceMemory, Session
 from musa_titan.offload.virtual import VirtualDevice
 from musa_titan.schedule.order import Step
-from test.unit.offload.stage import Chunk, make_chunks, run_iteration
-from test.unit.offload.test_lifetime import order
+from test.unit.offload.stage import Chunk, make_chunks, order, run_iteration
 
 ORDER = order(0, 4, 1, 8)
 
