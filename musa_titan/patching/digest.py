@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from musa_titan.patching.engine import Engine
 
 PACKAGE = Path(__file__).resolve().parent.parent
+SOURCES = frozenset({".py", ".cpp", ".json", ".pth"})
+"""What the package is made of; caches, editors and network file systems leave files of their own in its folders."""
 GRACE = timedelta(seconds=30)
 """By how much longer others wait for the verdict of rank 0 than rank 0 waits for them."""
 NOT_COMPARED = "the comparison is switched off"
@@ -148,7 +150,7 @@ def _versions(engine: Engine) -> dict[str, str]:
 def _package_content() -> str:
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*")):
-        if path.is_file() and path.suffix != ".pyc":
+        if path.suffix in SOURCES:
             digest.update(str(path.relative_to(PACKAGE)).encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()[:12]

@@ -112,3 +112,14 @@ def test_at_most_eight_ranks_are_named() -> None:
     message = digest.describe_difference(ranks)
     assert message.count("rank ") == 8
     assert "and 11 more" in message
+
+
+def test_files_that_others_leave_in_the_package_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "module.py").write_text("x = 1\n")
+    monkeypatch.setattr(digest, "PACKAGE", tmp_path)
+    before = digest._package_content()
+    for name in (".nfs0000000001", "module.py~", "module.pyc"):
+        (tmp_path / name).write_text("left over")
+    assert digest._package_content() == before
+    (tmp_path / "kernel.cpp").write_text("int x;")
+    assert digest._package_content() != before
