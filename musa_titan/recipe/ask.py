@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +11,7 @@ from types import SimpleNamespace, TracebackType
 from typing import Any
 
 from musa_titan.patching.spec import MusaTitanError
+from musa_titan.recipe.child import Child
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class Megatron:
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._process: subprocess.Popen[str] | None = None
+        self._child: Child | None = None
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed in __exit__)
 
     def __enter__(self) -> Megatron:
@@ -52,10 +49,8 @@ class Megatron:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._process is not None and self._process.stdin is not None and self._process.stdout is not None:
-            self._process.stdin.close()
-            self._process.stdout.close()
-            self._process.wait()
+        if self._child is not None:
+            self._child.close()
         self._log.close()
 
     def ask(self, flags: Sequence[str], world_size: int, environment: Mapping[str, str]) -> Answer:
@@ -86,31 +81,15 @@ class Megatron:
         return found
 
     def _put(self, question: dict[str, Any]) -> dict[str, Any]:
-        process = self._started()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # the reason is read below
-            process.stdin.write(json.dumps(question) + "\n")
-            process.stdin.flush()
-        line = process.stdout.readline()
-        if not line:
-            raise MusaTitanError(f"Megatron could not be imported to parse flags: {self._reason()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def _started(self) -> subprocess.Popen[str]:
-        if self._process is None:
+        if self._child is None:
             ours = str(Path(__file__).resolve().parents[2])
             paths = [str(self._path) if self._path is not None else "", ours, os.environ.get("PYTHONPATH", "")]
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "musa_titan.recipe.upstream"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._log,
-                text=True,
-                env={**os.environ, "ACCELERATOR_BACKEND": "cpu", "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-            )
-        return self._process
+            environment = {"ACCELERATOR_BACKEND": "cpu", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+            self._child = Child("musa_titan.recipe.upstream", self._log, environment)
+        answer: dict[str, Any] | None = self._child.ask(question)
+        if answer is None:
+            raise MusaTitanError(f"Megatron could not be imported to parse flags: {self._reason()}")
+        return answer
 
     def _reason(self) -> str:
         """The last line that the process wrote before it ended."""
