@@ -71,12 +71,13 @@ def test_the_other_engine_of_the_library_is_refused(monkeypatch: pytest.MonkeyPa
         MooncakeEngine("127.0.0.1", "tcp")
 
 
-def test_forcing_variables_of_the_user_survive() -> None:
-    def forced(rank: int, count: int, store: Any) -> dict[str, str | None]:
-        os.environ["MC_FORCE_HCA"] = "1"
-        MooncakeEngine("127.0.0.1", "tcp")
-        return {name: os.environ.get(name) for name in ("MC_FORCE_HCA", "MC_FORCE_TCP")}
+def forced(rank: int, count: int, store: Any) -> dict[str, str | None]:
+    os.environ["MC_FORCE_HCA"] = "1"
+    MooncakeEngine("127.0.0.1", "tcp")
+    return {name: os.environ.get(name) for name in ("MC_FORCE_HCA", "MC_FORCE_TCP")}
 
+
+def test_forcing_variables_of_the_user_survive() -> None:
     assert values([alone(forced)]) == [{"MC_FORCE_HCA": "1", "MC_FORCE_TCP": None}]
 
 

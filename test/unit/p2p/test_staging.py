@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -128,18 +129,23 @@ def test_musa_transport_without_registrable_device_memory_is_refused() -> None:
         assert "transport musa needs slots on the device" in outcome.text
 
 
-def test_expandable_segments_keep_slots_off_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTORCH_MUSA_ALLOC_CONF", "max_split_size_mb:64,expandable_segments:True")
-    for found in values(run_ranks(train, 2, LaggingStaging, RdmaOnPaper)):
+def train_with_expandable_segments(*arguments: Any) -> Any:
+    os.environ["PYTORCH_MUSA_ALLOC_CONF"] = "max_split_size_mb:64,expandable_segments:True"
+    return train(*arguments)
+
+
+def test_expandable_segments_keep_slots_off_the_device() -> None:
+    for found in values(run_ranks(train_with_expandable_segments, 2, LaggingStaging, RdmaOnPaper)):
         assert found["arena"] == "pinned"
         assert "expandable_segments" in found["why"]
 
 
-def test_transport_musa_with_host_tensors_is_refused() -> None:
-    def start(rank: int, count: int, store: Any) -> None:
-        open_session(range(count), rank, store, P2PConfig(slot_bytes=64, transport="musa", start_timeout=20))
+def start_on_musa(rank: int, count: int, store: Any) -> None:
+    open_session(range(count), rank, store, P2PConfig(slot_bytes=64, transport="musa", start_timeout=20))
 
-    for outcome in run_ranks(start, 2):
+
+def test_transport_musa_with_host_tensors_is_refused() -> None:
+    for outcome in run_ranks(start_on_musa, 2):
         assert outcome.error == "HandshakeError"
         assert "musa moves device memory" in outcome.text
 

@@ -1,7 +1,12 @@
-"""Ranks as forked processes: no framework, a real engine in each, one store."""
+"""Ranks as processes: no framework, a real engine in each, one store.
+
+They are forked from a server without threads. Forked from the test runner, which has threads of many tests by then, a
+rank can inherit a lock that nobody will release. The server does not load Mooncake, which reads variables then.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -15,7 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-CONTEXT = multiprocessing.get_context("fork")
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["pytest", "torch.distributed", "musa_titan.p2p.connect"])
 
 
 @dataclass(frozen=True)
@@ -53,8 +59,9 @@ def run_ranks(
     waited = [ranks[rank] for rank in (range(count) if expect is None else expect)]
     found = {id(process): _result(process, pipe, deadline) for process, pipe in waited}
     for process, _ in ranks:
-        if process.is_alive():
-            os.kill(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile, and the server has taken note
+            if process.is_alive():
+                os.kill(process.pid, signal.SIGKILL)
         process.join()
     return [found.get(id(process), Outcome(exit_code=process.exitcode or 0)) for process, _ in ranks]
 
