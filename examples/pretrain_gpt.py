@@ -28,7 +28,7 @@ def load_checkout_script(checkout: str) -> None:
         exec(compile(file.read(), script, "exec"), globals())
 
 
-if "MEGATRON_PATH" in os.environ:
+if os.environ.get("MEGATRON_PATH"):
     load_checkout_script(os.environ["MEGATRON_PATH"])
 elif __name__ == "__main__":
     from musa_titan.pretrain.driver import main

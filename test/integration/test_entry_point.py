@@ -62,6 +62,19 @@ def test_workers_that_the_users_script_spawns_are_patched(tmp_path: Path) -> Non
     assert "WORKER applied" in output
 
 
+def test_an_empty_path_means_the_installed_megatron(tmp_path: Path) -> None:
+    flags = ["--num-layers", "1", "--no-such-flag"]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(ROOT / "examples" / "pretrain_gpt.py"), *flags],
+        cwd=tmp_path,
+        env={**os.environ, "ACCELERATOR_BACKEND": "cpu", "MEGATRON_PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "unrecognized arguments: --no-such-flag" in done.stderr
+
+
 def test_a_checkout_on_the_search_path_is_enough(tmp_path: Path) -> None:
     code = f"""
 import sys; sys.path += {site_directories()!r}
